@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * backend.h - what lib/moe asks of an engine's backend (host threads, CUDA).
+ *
+ * lib/moe plans and schedules; a backend owns memory, queues, windows and the
+ * passes over rows.  Nothing here knows what a layer is, nothing in lib/moe knows
+ * what a stream or a socket is.
+ *
+ * Order.  Operations are issued by one thread to queues.  A queue runs its
+ * operations in issue order.  Across queues only `epo_ready` orders.
+ *
+ * Ready.  Each operation may wait for any number of epo_ready and signal any
+ * number after its results are visible:
+ *   event  an object of this rank; a wait means "the last signal issued before
+ *          this wait was issued"
+ *   flag   `count` consecutive 64-bit words in this rank's memory, each of which
+ *          must reach `epoch` (>=); peers write them.  A wait names the phase, so
+ *          that a time-out can say who is late.
+ * Flags only grow.  A wait on a flag is never enqueued before the local producer
+ * of the peer's matching wait (no cycle through CUDA_DEVICE_MAX_CONNECTIONS=1).
+ *
+ * Errors.  A call that returns a status failed before anything was enqueued.  An
+ * operation that fails later (a time-out, a dead peer) breaks the backend: the
+ * remaining operations are passed over, their signals still happen locally so
+ * that nothing hangs, and sync() and status() return the first error with its
+ * text.  Every wait is bounded by epo_backend_config.timeout_s.
+ */
+#ifndef EPO_BACKEND_BACKEND_H
+#define EPO_BACKEND_BACKEND_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ep_overlap.h"
+
+#define EPO_MAX_WAITS 4 /* per operation */
+
+typedef struct epo_backend epo_backend; /* one per group, made by ops->open */
+typedef struct epo_queue epo_queue;
+typedef struct epo_event epo_event;
+typedef struct epo_window epo_window; /* symmetric: the same size on every rank */
+
+typedef enum epo_queue_kind {
+    EPO_QUEUE_COMPUTE = 0, /* GEMMs and passes over rows */
+    EPO_QUEUE_COMM = 1,    /* exchanges; high priority */
+    EPO_QUEUE_FILL = 2     /* runs on the compute unit where COMPUTE waits; low priority.
+                            * Host: only while the caller waits in sync(). */
+} epo_queue_kind;
+
+typedef struct epo_ready {
+    epo_event *event;              /* not NULL: an event, else a flag */
+    const volatile uint64_t *flag; /* first of `count` words in local memory */
+    uint64_t epoch;
+    int count;        /* words; word i is written by rank i when count == ranks */
+    int peer;         /* who writes it when count == 1; -1: word i, rank i */
+    const char *what; /* static: "dispatch chunk", for messages */
+    int chunk;        /* -1: none */
+} epo_ready;
+
+static inline epo_ready epo_ready_event(epo_event *e) {
+    epo_ready r = {e, NULL, 0, 0, -1, "event", -1};
+    return r;
+}
+
+/* What an operation waits for, signals, and is called in recordings. */
+typedef struct epo_deps {
+    epo_ready wait[EPO_MAX_WAITS];
+    int nwait;
+    epo_event *signal; /* may be NULL; remote flags belong to exchange */
+    const char *name;  /* static, <= 23 characters: "fc1" */
+    int kind;          /* epo_interval_kind */
+    int chunk;
+} epo_deps;
+
+typedef struct epo_backend_config {
+    int rank, ranks;
+    const int *members; /* as epo_group_config */
+    int nmembers;
+    const epo_bootstrap *bootstrap;
+    epo_world *threads;
+    double timeout_s, warn_s;
+} epo_backend_config;
+
+typedef struct epo_backend_info {
+    const char *engine;
+    const char *versions; /* owned by the backend */
+    int rank, ranks;      /* of the group */
+    double link_gbs, link_us;
+    int default_chunks;
+    bool one_sided; /* exchange writes peers' windows; else two-sided */
+} epo_backend_info;
+
+/* One contiguous or gathered piece of an exchange between this rank and `peer`
+ * (which may be this rank).  Gathered: row i comes from src + index[i]*row_bytes;
+ * contiguous: index == NULL.  The destination is contiguous. */
+typedef struct epo_segment {
+    int peer;
+    const void *src;      /* local */
+    const int32_t *index; /* NULL or `rows` source rows; >= 0 */
+    uint64_t dst_offset;  /* bytes into the peer's window */
+    uint64_t rows;
+    uint32_t row_bytes;
+} epo_segment;
+/* What a two-sided backend must post: where `peer`'s bytes arrive, in the same
+ * order per peer as the peer's segments for this rank. */
+typedef struct epo_arrival {
+    int peer;
+    uint64_t offset, bytes; /* in this rank's window */
+} epo_arrival;
+
+typedef struct epo_exchange {
+    epo_window *window;
+    const epo_segment *send;
+    int nsend;
+    const epo_arrival *recv;
+    int nrecv;
+    /* After all of this call's bytes for peer p are visible there, word
+     * flag_offset/8 + rank of p's window becomes `epoch`; every peer is told,
+     * also those that get no bytes, this rank included. */
+    uint64_t flag_offset;
+    uint64_t epoch;
+} epo_exchange;
+
+typedef enum epo_gemm_kind {
+    EPO_GEMM_FORWARD = 0, /* c[m][n]  = a[m][k] b[n][k]^T         */
+    EPO_GEMM_DGRAD = 1,   /* c[m][k]  = a[m][n] b[n][k]           */
+    EPO_GEMM_WGRAD = 2    /* c[n][k] += a[m][n]^T b[m][k], sum over m */
+} epo_gemm_kind;
+/* One GEMM per expert of [first, first+count).  m is that expert's rows.  Operand
+ * bases are those of expert-major arrays (rows at row_first[e]) or of weight
+ * stacks (expert e at e*n*k); arrays of El, host memory for the host engine.
+ * fp32 accumulation; results do not depend on `first` and `count`. */
+typedef struct epo_gemm {
+    epo_gemm_kind kind;
+    const void *a, *b;
+    void *c;
+    epo_dtype type;   /* of a, b and (not WGRAD) c */
+    epo_dtype c_type; /* WGRAD: of c */
+    int n, k;
+    const uint64_t *row_first, *row_count;
+    int first, count;
+} epo_gemm;
+
+typedef struct epo_rows_gather {
+    void *dst;
+    const void *src;
+    const int32_t *index; /* [rows]; -1: write zeros */
+    uint64_t rows;
+    uint32_t row_bytes;
+} epo_rows_gather;
+
+/* dst[i] = sum over j ascending, in fp32, of src[index[i*width + j]], -1 passed
+ * over, rounded once to `type`. */
+typedef struct epo_rows_reduce {
+    void *dst;
+    const void *src;
+    const int32_t *index; /* [rows][width] */
+    uint64_t rows;
+    int width;
+    int elements; /* per row */
+    epo_dtype type;
+} epo_rows_reduce;
+
+/* SwiGLU over expert-major rows [row, row+rows): h[.][2F] (gate, up), w[.] fp32.
+ * forward:  a = w * silu(g) * u
+ * backward: from da: dh, dw (fp32, sum in a fixed order), and `a` again (for
+ *           wgrad; may be NULL).  Rows with w == 0 from alignment give zeros. */
+typedef struct epo_swiglu {
+    const void *h;
+    const float *w;
+    void *a;
+    const void *da; /* NULL: forward */
+    void *dh;
+    float *dw;
+    uint64_t row, rows;
+    int ffn;
+    epo_dtype type;
+} epo_swiglu;
+
+typedef struct epo_backend_ops {
+    size_t size;
+    const char *name;
+
+    /* [collective]  Meets the ranks.  On failure *out stays untouched. */
+    epo_status (*open)(const epo_backend_config *config, epo_backend **out);
+    /* Ends the queues.  `broken`: do not wait for peers. */
+    void (*close)(epo_backend *be, bool broken);
+    const epo_backend_info *(*info)(const epo_backend *be);
+    /* The first late error, EPO_OK if none; its text becomes epo_error(). */
+    epo_status (*status)(epo_backend *be);
+
+    /* [collective], host side, bounded: for creation and small sums. */
+    epo_status (*barrier)(epo_backend *be);
+    epo_status (*allgather)(epo_backend *be, const void *mine, size_t bytes, void *all);
+    epo_status (*allreduce)(epo_backend *be, float *data, uint64_t count, epo_stream stream);
+
+    /* Memory that operations use, 64-byte aligned; counted in epo_stats.  The
+     * text of EPO_E_NOMEM has need and have. */
+    epo_status (*alloc)(epo_backend *be, uint64_t bytes, void **out);
+    void (*free)(epo_backend *be, void *ptr, uint64_t bytes);
+    /* [collective]  Zeroed. */
+    epo_status (*window_create)(epo_backend *be, uint64_t bytes, epo_window **out);
+    void (*window_destroy)(epo_backend *be, epo_window *window);
+    void *(*window_local)(epo_window *window);
+
+    epo_status (*queue_create)(epo_backend *be, epo_queue_kind kind, epo_queue **out);
+    void (*queue_destroy)(epo_backend *be, epo_queue *queue);
+    epo_status (*event_create)(epo_backend *be, epo_event **out);
+    void (*event_destroy)(epo_backend *be, epo_event *event);
+    /* Later operations of `queue` come after what the caller's stream holds now,
+     * and the caller's stream continues after `event`.  Host: the first does
+     * nothing, the second is sync(). */
+    epo_status (*stream_enter)(epo_backend *be, epo_queue *queue, epo_stream stream);
+    epo_status (*stream_leave)(epo_backend *be, epo_event *event, epo_stream stream);
+    /* The caller's thread waits, bounded, until `event` is signalled; the host's
+     * FILL queues run meanwhile.  Returns status(). */
+    epo_status (*sync)(epo_backend *be, epo_event *event);
+
+    epo_status (*exchange)(epo_queue *q, const epo_exchange *x, const epo_deps *deps);
+    epo_status (*gather)(epo_queue *q, const epo_rows_gather *g, const epo_deps *deps);
+    epo_status (*reduce)(epo_queue *q, const epo_rows_reduce *r, const epo_deps *deps);
+    epo_status (*gemm)(epo_queue *q, const epo_gemm *g, const epo_deps *deps);
+    epo_status (*swiglu)(epo_queue *q, const epo_swiglu *s, const epo_deps *deps);
+    epo_status (*zero)(epo_queue *q, void *ptr, uint64_t bytes, const epo_deps *deps);
+    /* `fn` in queue order.  Host: on the queue's thread; it must not call the API. */
+    epo_status (*call)(epo_queue *q, void (*fn)(void *ctx), void *ctx, const epo_deps *deps);
+
+    /* Recording: as epo_record_start and _stop. */
+    epo_status (*record_start)(epo_backend *be, uint64_t capacity);
+    epo_status (*record_stop)(epo_backend *be, const epo_interval **out, uint64_t *count,
+                              uint64_t *dropped);
+    /* Bytes held now and at most, by alloc and windows. */
+    void (*memory)(epo_backend *be, uint64_t *now, uint64_t *peak);
+    /* Ends all queued work at once, in error: waits are released. */
+    void (*abort)(epo_backend *be, epo_status status, const char *text);
+} epo_backend_ops;
+
+/* The one backend linked into an engine module. */
+const epo_backend_ops *epo_backend_get(void);
+
+#endif

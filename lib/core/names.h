@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * names.h - the names that plugin, library and tools share.
+ */
+#ifndef EPO_CORE_NAMES_H
+#define EPO_CORE_NAMES_H
+
+/* Inputs: a user's own defaults. */
+#define EPO_IN_OVERLAP "SLURM_EP_OVERLAP"
+#define EPO_IN_DISPATCHER "SLURM_EP_DISPATCHER"
+#define EPO_IN_DELAY_WGRAD "SLURM_EP_DELAY_WGRAD"
+
+/* Outputs: what the plugin tells the task.  Never read as an input by the plugin. */
+#define EPO_OUT_DECISION "EP_OVERLAP_DECISION"       /* on | off */
+#define EPO_OUT_REASON "EP_OVERLAP_REASON"           /* one line */
+#define EPO_OUT_DISPATCHER "EP_OVERLAP_DISPATCHER"   /* alltoall | flex */
+#define EPO_OUT_DELAY_WGRAD "EP_OVERLAP_DELAY_WGRAD" /* 0 | 1 */
+#define EPO_OUT_SET "EP_OVERLAP_SET"                 /* what was set and what stood there before */
+
+/* The user's own knobs of the library, not touched by the plugin. */
+#define EPO_ENV_CHUNKS "EP_OVERLAP_CHUNKS"             /* expert groups per pass */
+#define EPO_ENV_TIMEOUT "EP_OVERLAP_TIMEOUT"           /* seconds */
+#define EPO_ENV_HOST_LINK "EP_OVERLAP_HOST_LINK"       /* "GB/s,us": emulated link */
+#define EPO_ENV_BLAS_THREADS "EP_OVERLAP_BLAS_THREADS" /* per rank, host engine */
+
+#endif

@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * ep_overlap.h - expert-parallel dispatch, expert compute and combine for
+ * mixture-of-experts layers, overlapped.
+ *
+ * Objects, in the order a program makes them:
+ *
+ *   epo_group   the ranks that share the experts, their transport and queues
+ *   epo_buffer  the windows through which token rows travel, for one shape
+ *   epo_plan    one routing: which row goes where; used by forward and backward
+ *   epo_layer   the experts: weights, gradients, activation
+ *
+ * Words: a *rank* is one process (or thread, see epo_world) of the group.  T is
+ * the number of tokens of this rank, H the hidden size, F the expert's
+ * intermediate size, K the top_k, E the number of experts of the whole group,
+ * R the number of ranks; every rank holds the El = E/R consecutive experts
+ * rank*El .. rank*El+El-1.  *Rows* are token vectors of H elements.
+ * *Expert-major* rows are ordered by (local expert, source rank, token, slot),
+ * each expert's part starting at an aligned row; the rows in between are zero.
+ *
+ * Calls marked [collective] are made by every rank of the group, in the same
+ * order.  No other call waits for a peer.
+ *
+ * Streams: with the host engine `stream` must be NULL and a call returns when
+ * its outputs are complete.  With the CUDA engine it is a cudaStream_t and the
+ * outputs are complete in stream order.
+ *
+ * Errors: every function that can fail returns epo_status; epo_error() then
+ * tells in one line what was found, what is allowed and what to do.  Outputs are
+ * written on success only.  After EPO_E_TIMEOUT or EPO_E_PEER the group is
+ * broken: every later call on it returns that status; destroy it.
+ *
+ * Threads: one group and all that was made from it belong to one thread at a
+ * time.  Different groups may be used from different threads.
+ *
+ * Structs that begin with `size` are initialised by the macro beside them, so
+ * that a program built with an older header keeps working.
+ */
+#ifndef EP_OVERLAP_H
+#define EP_OVERLAP_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define EPO_API __attribute__((visibility("default")))
+#else
+#define EPO_API
+#endif
+
+typedef enum epo_status {
+    EPO_OK = 0,
+    EPO_E_ARG = 1,         /* an argument is wrong; nothing was changed */
+    EPO_E_STATE = 2,       /* the call does not fit the object's state */
+    EPO_E_NOMEM = 3,       /* memory: the text gives need and have */
+    EPO_E_SYSTEM = 4,      /* a system, CUDA, cuBLAS or NCCL call failed */
+    EPO_E_TIMEOUT = 5,     /* a peer did not arrive within the limit */
+    EPO_E_PEER = 6,        /* a peer ended, failed or disagrees */
+    EPO_E_OVERFLOW = 7,    /* more rows than the buffer was made for */
+    EPO_E_INDEX = 8,       /* a routing index is out of range */
+    EPO_E_UNSUPPORTED = 9, /* this build or machine cannot do it */
+    EPO_E_VERSION = 10     /* parts of different versions met */
+} epo_status;
+
+typedef enum epo_dtype { EPO_F32 = 0, EPO_BF16 = 1, EPO_F16 = 2 } epo_dtype;
+
+/* EPO_DEFAULT: as the job's options say (srun --ep-overlap ..., which reach the
+ * program as EP_OVERLAP_DECISION, EP_OVERLAP_DISPATCHER and
+ * EP_OVERLAP_DELAY_WGRAD); without them: off, alltoall, not delayed. */
+typedef enum epo_switch { EPO_DEFAULT = -1, EPO_OFF = 0, EPO_ON = 1 } epo_switch;
+typedef enum epo_dispatcher {
+    EPO_DISPATCH_DEFAULT = -1,
+    EPO_DISPATCH_ALLTOALL = 0, /* one copy per token and expert */
+    EPO_DISPATCH_FLEX = 1      /* one copy per token and destination rank */
+} epo_dispatcher;
+typedef enum epo_engine_kind {
+    EPO_ENGINE_AUTO = 0, /* CUDA if the process has a GPU and the engine, else host */
+    EPO_ENGINE_HOST = 1,
+    EPO_ENGINE_CUDA = 2
+} epo_engine_kind;
+
+typedef void *epo_stream; /* cudaStream_t; NULL with the host engine */
+
+typedef struct epo_world epo_world;
+typedef struct epo_group epo_group;
+typedef struct epo_buffer epo_buffer;
+typedef struct epo_plan epo_plan;
+typedef struct epo_layer epo_layer;
+typedef struct epo_saved epo_saved;
+
+/* ---- library ---------------------------------------------------------- */
+
+/* "0.1.0".  Never NULL; static. */
+EPO_API const char *epo_version(void);
+/* "EPO_E_TIMEOUT" and so on.  Never NULL; static. */
+EPO_API const char *epo_status_name(epo_status status);
+/* One line about the calling thread's last failed call; "" if none failed.
+ * Valid until the thread's next call of this library. */
+EPO_API const char *epo_error(void);
+/* Bytes of one element; 0 for an unknown type. */
+EPO_API size_t epo_dtype_size(epo_dtype type);
+
+/* ---- group ------------------------------------------------------------ */
+
+/* A caller's own way to reach the other ranks, used while a group is made.
+ * Both return 0 on success.  allgather: every rank gives `bytes` bytes, `all`
+ * receives ranks * bytes, in rank order. */
+typedef struct epo_bootstrap {
+    size_t size;
+    void *ctx;
+    int (*allgather)(void *ctx, const void *mine, size_t bytes, void *all);
+    int (*barrier)(void *ctx);
+} epo_bootstrap;
+
+typedef struct epo_group_config {
+    size_t size;
+    epo_engine_kind engine;
+    /* Where this rank stands.  -1: found in the environment, in this order:
+     * RANK/WORLD_SIZE, OMPI_COMM_WORLD_*, PMIX_RANK/PMI_RANK/PMI_SIZE,
+     * SLURM_PROCID/SLURM_NTASKS; none of them: 0 of 1. */
+    int rank, ranks;
+    /* Sub-groups: ranks of the world that form this group, in group order;
+     * NULL: all.  A rank that is not listed must not make the call. */
+    const int *members;
+    int nmembers;
+    const epo_bootstrap *bootstrap; /* NULL: by the step's or launcher's environment */
+    epo_world *threads;             /* not NULL: ranks are threads of this process */
+    epo_switch overlap;             /* off: serial, one chunk, the fastest serial path */
+    epo_dispatcher dispatcher;
+    epo_switch delay_wgrad;     /* on needs overlap on */
+    int chunks;                 /* expert groups per layer pass; 0: chosen by the engine */
+    double timeout_s;           /* a peer is waited for this long; 0: 600 */
+    double warn_s;              /* then a line on stderr says who is late; 0: 30 */
+    uint64_t wgrad_limit_bytes; /* what delayed weight gradients may hold; 0: 1 GiB */
+} epo_group_config;
+#define EPO_GROUP_CONFIG_INIT                                                                      \
+    {                                                                                              \
+        sizeof(epo_group_config), EPO_ENGINE_AUTO, -1, -1, NULL, 0, NULL, NULL, EPO_DEFAULT,       \
+            EPO_DISPATCH_DEFAULT, EPO_DEFAULT, 0, 0.0, 0.0, 0                                      \
+    }
+
+/* What was decided when the group was made. */
+typedef struct epo_group_info {
+    size_t size;
+    const char *engine; /* "host" or "cuda" */
+    int rank, ranks;
+    int overlap;
+    epo_dispatcher dispatcher;
+    int delay_wgrad;
+    int chunks;           /* 0: each buffer chooses */
+    double link_gbs;      /* emulated link, GB/s per rank pair and direction; 0: none */
+    double link_us;       /* its latency */
+    const char *reason;   /* why overlap is what it is; static for the group's life */
+    const char *versions; /* libraries used, "OpenBLAS 0.3.21"; likewise */
+} epo_group_info;
+
+/* A place where `ranks` threads of one process meet; for tests and sanitizers.
+ * Destroy it after the last group made with it. */
+EPO_API epo_status epo_world_create(int ranks, epo_world **out);
+EPO_API void epo_world_destroy(epo_world *world);
+
+/* [collective] */
+EPO_API epo_status epo_group_create(const epo_group_config *config, epo_group **out);
+/* [collective, unless the group is broken]  Flushes delayed weight gradients.
+ * NULL is accepted. */
+EPO_API epo_status epo_group_destroy(epo_group *group);
+EPO_API epo_status epo_group_query(const epo_group *group, epo_group_info *info);
+/* EPO_OK, or the error that broke the group or that a device reported late. */
+EPO_API epo_status epo_group_async_error(epo_group *group);
+/* [collective] */
+EPO_API epo_status epo_group_barrier(epo_group *group);
+/* [collective]  data[i] = sum over the ranks, added in rank order, so that the
+ * result is the same on every rank and in every run.  fp32, any count. */
+EPO_API epo_status epo_group_allreduce(epo_group *group, float *data, uint64_t count,
+                                       epo_stream stream);
+
+/* ---- buffer ----------------------------------------------------------- */
+
+typedef struct epo_buffer_config {
+    size_t size;
+    int experts;    /* E, a multiple of the group's ranks */
+    int hidden;     /* H */
+    int top_k;      /* K at most, 1..32 */
+    int max_tokens; /* T of any rank at most */
+    epo_dtype type; /* of the token rows, also on the wire */
+    epo_dispatcher dispatcher;
+    int chunks;        /* 0: the group's */
+    int align_rows;    /* each expert starts at a multiple of this; 0: 16 */
+    uint64_t max_rows; /* expert-major rows that this rank can hold;
+                        * 0: the worst case, so nothing can overflow */
+} epo_buffer_config;
+#define EPO_BUFFER_CONFIG_INIT                                                                     \
+    { sizeof(epo_buffer_config), 0, 0, 0, 0, EPO_F32, EPO_DISPATCH_DEFAULT, 0, 0, 0 }
+
+/* Bytes that epo_buffer_create will take on this rank; allocates nothing. */
+EPO_API epo_status epo_buffer_bytes(const epo_group *group, const epo_buffer_config *config,
+                                    uint64_t *bytes);
+/* [collective] */
+EPO_API epo_status epo_buffer_create(epo_group *group, const epo_buffer_config *config,
+                                     epo_buffer **out);
+/* [collective]  After the last plan made from it.  NULL is accepted. */
+EPO_API epo_status epo_buffer_destroy(epo_buffer *buffer);
+
+/* ---- plan ------------------------------------------------------------- */
+
+typedef struct epo_routing {
+    size_t size;
+    int tokens;             /* T, 0 allowed, may differ between ranks */
+    int top_k;              /* K, the same on every rank */
+    const int64_t *experts; /* [T][K], 0..E-1, or -1: slot not used.  An expert
+                             * named twice contributes twice. */
+    const float *weights;   /* [T][K] router weights; NULL: 1.0 */
+} epo_routing;
+#define EPO_ROUTING_INIT                                                                           \
+    { sizeof(epo_routing), 0, 0, NULL, NULL }
+
+/* [collective]  The routing is copied.  The plan is reference counted and begins
+ * with one reference. */
+EPO_API epo_status epo_plan_create(epo_buffer *buffer, const epo_routing *routing,
+                                   epo_stream stream, epo_plan **out);
+EPO_API void epo_plan_retain(epo_plan *plan);
+EPO_API void epo_plan_release(epo_plan *plan); /* NULL is accepted */
+/* Expert-major rows on this rank, alignment included. */
+EPO_API epo_status epo_plan_rows(const epo_plan *plan, uint64_t *rows);
+/* For each local expert its first row and its number of rows (without the
+ * alignment); arrays of El, either may be NULL. */
+EPO_API epo_status epo_plan_experts(const epo_plan *plan, uint64_t *first, uint64_t *count);
+
+/* [collective]  Token rows to expert-major rows.
+ * x [T][H] -> rows [plan rows][H]; row_weights [plan rows] fp32 receives the
+ * router weight of each row (0 in the alignment), may be NULL.
+ * Also the gradient of epo_combine: dispatch dy. */
+EPO_API epo_status epo_dispatch(epo_plan *plan, const void *x, void *rows, float *row_weights,
+                                epo_stream stream);
+/* [collective]  Expert-major rows back to tokens, unweighted sum in fp32:
+ * y[t] = sum of the rows of token t; tokens without experts give 0.
+ * Also the gradient of epo_dispatch.  row_dweights [plan rows] and dweights
+ * [T][K] carry router-weight gradients back; both NULL or both given. */
+EPO_API epo_status epo_combine(epo_plan *plan, const void *rows, void *y, const float *row_dweights,
+                               float *dweights, epo_stream stream);
+
+/* ---- layer ------------------------------------------------------------ */
+
+/* Expert e computes, for a row x with router weight w:
+ *   g = W1[e][0..F) x, u = W1[e][F..2F) x, a = w * silu(g) * u, y = W2[e] a
+ * with fp32 accumulation and `a` rounded to the row type. */
+typedef struct epo_layer_config {
+    size_t size;
+    int experts;          /* E */
+    int hidden;           /* H */
+    int ffn;              /* F */
+    epo_dtype type;       /* of rows and weights */
+    epo_dtype wgrad_type; /* of dw1 and dw2: the row type, or EPO_F32 */
+    const void *w1;       /* [El][2F][H], the caller's */
+    const void *w2;       /* [El][H][F] */
+    void *dw1;            /* gradients, added to (+=); NULL: no weight gradients */
+    void *dw2;
+    /* Called on the caller's thread (host) or enqueued (CUDA) when the weight
+     * gradients of one backward call are in dw1 and dw2; microbatch counts that
+     * layer's backward calls from 0.  May be NULL. */
+    void (*wgrad_ready)(void *ctx, epo_layer *layer, uint64_t microbatch);
+    void *ctx;
+} epo_layer_config;
+#define EPO_LAYER_CONFIG_INIT                                                                      \
+    { sizeof(epo_layer_config), 0, 0, 0, EPO_F32, EPO_F32, NULL, NULL, NULL, NULL, NULL, NULL }
+
+EPO_API epo_status epo_layer_create(epo_group *group, const epo_layer_config *config,
+                                    epo_layer **out);
+/* Flushes its delayed weight gradients.  NULL is accepted. */
+EPO_API epo_status epo_layer_destroy(epo_layer *layer);
+
+/* [collective]  y[T][H] = MoE(x[T][H]).  saved: NULL for inference, else what
+ * epo_backward needs (it holds a reference to the plan). */
+EPO_API epo_status epo_forward(epo_layer *layer, epo_plan *plan, const void *x, void *y,
+                               epo_saved **saved, epo_stream stream);
+/* [collective]  dy[T][H] -> dx[T][H] (may be dy itself), dweights[T][K] fp32
+ * (NULL: not wanted), and += into dw1, dw2, at once or delayed.  Takes `saved`
+ * over: it is released whatever the status. */
+EPO_API epo_status epo_backward(epo_layer *layer, epo_saved *saved, const void *dy, void *dx,
+                                float *dweights, epo_stream stream);
+/* Drop what a forward saved when no backward follows.  NULL is accepted. */
+EPO_API void epo_saved_release(epo_saved *saved);
+/* All delayed weight gradients of the layer (or of the group) are in dw1 and dw2
+ * when this returns (host) or in stream order (CUDA). */
+EPO_API epo_status epo_layer_wgrad_flush(epo_layer *layer, epo_stream stream);
+EPO_API epo_status epo_group_wgrad_flush(epo_group *group, epo_stream stream);
+
+/* ---- figures ---------------------------------------------------------- */
+
+typedef struct epo_stats {
+    size_t size;
+    uint64_t forward_calls, backward_calls;
+    uint64_t dispatch_bytes; /* sent to other ranks, rows */
+    uint64_t combine_bytes;  /* likewise */
+    uint64_t control_bytes;  /* counts, indices, weights */
+    uint64_t local_bytes;    /* read and written by permute, expand, reduce */
+    uint64_t wgrad_delayed;  /* expert weight gradients that were delayed */
+    uint64_t wgrad_hidden;   /* of those, done while communication was exposed */
+    uint64_t memory_bytes;   /* held now by the group and what was made from it */
+    uint64_t memory_peak;
+    double call_s; /* wall time inside forward and backward */
+} epo_stats;
+/* Sums since the group was made or last reset; `reset` != 0 starts anew. */
+EPO_API epo_status epo_group_stats(epo_group *group, epo_stats *stats, int reset);
+
+typedef enum epo_interval_kind {
+    EPO_INTERVAL_COMM = 0,    /* exchange: dispatch, combine, counts */
+    EPO_INTERVAL_COMPUTE = 1, /* expert GEMMs, activation, weight gradients */
+    EPO_INTERVAL_LOCAL = 2    /* permute, expand, reduce */
+} epo_interval_kind;
+typedef struct epo_interval {
+    int64_t start_ns, end_ns; /* CLOCK_MONOTONIC */
+    int32_t kind;             /* epo_interval_kind */
+    int32_t chunk;            /* -1: the whole */
+    char name[24];            /* "dispatch", "fc1", "wgrad2", ... */
+} epo_interval;
+/* Record what this rank's queues do, up to `capacity` intervals; the rest is
+ * counted.  Ends an earlier recording. */
+EPO_API epo_status epo_record_start(epo_group *group, uint64_t capacity);
+/* Stop and read: *intervals belongs to the group and is valid until the next
+ * start or the group's end. */
+EPO_API epo_status epo_record_stop(epo_group *group, const epo_interval **intervals,
+                                   uint64_t *count, uint64_t *dropped);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

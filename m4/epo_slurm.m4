@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+# EPO_SLURM: SPANK headers (Slurm 22.05 or newer) and the plugin folder.
+AC_DEFUN([EPO_SLURM], [
+  AC_ARG_WITH([slurm], [AS_HELP_STRING([--with-slurm@<:@=DIR@:>@], [Slurm's prefix; --without-slurm builds library and tools only])],
+    [], [with_slurm=check])
+  AC_ARG_WITH([slurm-plugin-dir], [AS_HELP_STRING([--with-slurm-plugin-dir=DIR], [where the plugin is installed @<:@LIBDIR/slurm@:>@])],
+    [SLURM_PLUGIN_DIR=$withval], [SLURM_PLUGIN_DIR='${libdir}/slurm'])
+  have_slurm=no
+  SLURM_CPPFLAGS=
+  AS_CASE([$with_slurm], [no|yes|check], [], [SLURM_CPPFLAGS="-I$with_slurm/include"])
+  AS_IF([test "x$with_slurm" != xno], [
+    epo_save=$CPPFLAGS; CPPFLAGS="$CPPFLAGS $SLURM_CPPFLAGS"
+    AC_CHECK_HEADER([slurm/spank.h], [have_slurm=yes], [], [#include <stddef.h>])
+    AC_COMPUTE_INT([epo_slurm_num], [SLURM_VERSION_NUMBER], [#include <slurm/slurm.h>], [epo_slurm_num=0])
+    CPPFLAGS=$epo_save
+    AS_IF([test "$have_slurm" = yes && test "$epo_slurm_num" -lt 1443072],
+      [AC_MSG_ERROR([Slurm 22.05 or newer is needed (SLURM_VERSION_NUMBER found: $epo_slurm_num)])])
+    AS_IF([test "$have_slurm" = no && test "x$with_slurm" != xcheck],
+      [AC_MSG_ERROR([slurm/spank.h was not found under $with_slurm; Debian and Ubuntu: libslurm-dev, RPM: slurm-devel, or --without-slurm])])
+  ])
+  AC_SUBST([SLURM_CPPFLAGS])
+  AC_SUBST([SLURM_PLUGIN_DIR])
+  AM_CONDITIONAL([HAVE_SLURM], [test "$have_slurm" = yes])
+])
