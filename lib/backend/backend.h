@@ -165,7 +165,9 @@ typedef struct epo_rows_reduce {
 /* SwiGLU over expert-major rows [row, row+rows): h[.][2F] (gate, up), w[.] fp32.
  * forward:  a = w * silu(g) * u
  * backward: from da: dh, dw (fp32, sum in a fixed order), and `a` again (for
- *           wgrad; may be NULL).  Rows with w == 0 from alignment give zeros. */
+ *           wgrad; may be NULL).  In place is allowed: dh == h, a == da.
+ * Where w == 0, a and dh are zero whatever h and da hold (alignment rows hold
+ * anything, NaN too); dw is computed all the same. */
 typedef struct epo_swiglu {
     const void *h;
     const float *w;
@@ -178,9 +180,18 @@ typedef struct epo_swiglu {
     epo_dtype type;
 } epo_swiglu;
 
+/* Arrays that an operation names (segments, arrivals, indices, row_first) stay
+ * valid until it has run.  Indices, row_first and row_count lie in memory of
+ * ops->alloc; segments, arrivals and the structs themselves in ordinary memory,
+ * the structs read before the call returns. */
 typedef struct epo_backend_ops {
     size_t size;
     const char *name;
+
+    /* epo_world_create; both NULL: ranks cannot be threads.  The first member of
+     * struct epo_world is an epo_object (engine.h), filled by the engine. */
+    epo_status (*world_create)(int ranks, epo_world **out);
+    void (*world_destroy)(epo_world *world);
 
     /* [collective]  Meets the ranks.  On failure *out stays untouched. */
     epo_status (*open)(const epo_backend_config *config, epo_backend **out);
@@ -199,6 +210,10 @@ typedef struct epo_backend_ops {
      * text of EPO_E_NOMEM has need and have. */
     epo_status (*alloc)(epo_backend *be, uint64_t bytes, void **out);
     void (*free)(epo_backend *be, void *ptr, uint64_t bytes);
+    /* Copies from and to memory of operations (alloc, windows), complete on
+     * return; the caller has synchronised.  NULL: it is ordinary memory. */
+    epo_status (*read)(epo_backend *be, void *dst, const void *src, uint64_t bytes);
+    epo_status (*write)(epo_backend *be, void *dst, const void *src, uint64_t bytes);
     /* [collective]  Zeroed. */
     epo_status (*window_create)(epo_backend *be, uint64_t bytes, epo_window **out);
     void (*window_destroy)(epo_backend *be, epo_window *window);
