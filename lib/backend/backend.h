@@ -19,10 +19,6 @@
  * Flags only grow.  A wait on a flag is never enqueued before the local producer
  * of the peer's matching wait (no cycle through CUDA_DEVICE_MAX_CONNECTIONS=1).
  *
- * Arguments.  What a call is given is copied when it is issued, arrays of segments
- * and arrivals too.  What these point to (rows, indices, row_first, row_count)
- * stays the caller's and unchanged until the operation has ended.
- *
  * Errors.  A call that returns a status failed before anything was enqueued.  An
  * operation that fails later (a time-out, a dead peer) breaks the backend: the
  * remaining operations are passed over, their signals still happen locally so
