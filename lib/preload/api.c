@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * api.c - the public entry points: check pointers, find the engine by the object,
+ * call it, carry its error text over (each module has its own).
+ */
+#include "config.h"
+
+#include "ep_overlap.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "backend/engine.h"
+#include "core/status.h"
+#include "preload/engine.h"
+#include "preload/environment.h"
+#include "preload/versioned.h"
+
+static const epo_engine *engine_of(const void *object) {
+    return ((const epo_object *)object)->engine;
+}
+
+static epo_status done(const epo_engine *engine, epo_status status) {
+    return status == EPO_OK ? EPO_OK : epo_fail(status, "%s", engine->error());
+}
+
+/* All pointers of a call at once: the name of the first that is NULL. */
+static epo_status null_arg(const char *function, const char *name) {
+    return epo_fail(EPO_E_ARG, "%s: %s is NULL", function, name);
+}
+#define NEED(pointer)                                                                              \
+    do {                                                                                           \
+        if ((pointer) == NULL)                                                                     \
+            return null_arg(__func__, #pointer);                                                   \
+    } while (0)
+#define CALL(object, op, ...) done(engine_of(object), engine_of(object)->op(__VA_ARGS__))
+
+/* ---- library ---------------------------------------------------------- */
+
+const char *epo_version(void) { return PACKAGE_VERSION; }
+
+const char *epo_status_name(epo_status status) { return epo_fail_name(status); }
+
+const char *epo_error(void) { return epo_fail_text(); }
+
+size_t epo_dtype_size(epo_dtype type) {
+    switch (type) {
+    case EPO_F32: return 4;
+    case EPO_BF16:
+    case EPO_F16: return 2;
+    }
+    return 0;
+}
+
+/* ---- group ------------------------------------------------------------ */
+
+epo_status epo_world_create(int ranks, epo_world **out) {
+    const epo_engine *engine;
+    char why[EPO_ENGINE_WHY_MAX];
+    NEED(out);
+    if (ranks < 1)
+        return epo_fail(EPO_E_ARG, "ranks: found %d, allowed is a number from 1", ranks);
+    epo_status status = epo_engine_open(EPO_ENGINE_AUTO, &engine, why);
+    return status != EPO_OK ? status : done(engine, engine->world_create(ranks, out));
+}
+
+void epo_world_destroy(epo_world *world) {
+    if (world != NULL)
+        engine_of(world)->world_destroy(world);
+}
+
+/* Threads live in their world's engine; everything else goes by the config. */
+static epo_status group_engine(const epo_group_config *c, const epo_engine **engine, char *why) {
+    if (c->threads == NULL)
+        return epo_engine_open(c->engine, engine, why);
+    const epo_engine *of_world = engine_of(c->threads);
+    if (c->engine != EPO_ENGINE_AUTO) {
+        epo_status status = epo_engine_open(c->engine, engine, why);
+        if (status != EPO_OK)
+            return status;
+        if (*engine != of_world)
+            return epo_fail(EPO_E_ARG,
+                            "engine: found the %s engine, but the world of `threads` was made by "
+                            "the %s engine; leave EPO_ENGINE_AUTO",
+                            (*engine)->name, of_world->name);
+    }
+    *engine = of_world;
+    why[0] = '\0';
+    return EPO_OK;
+}
+
+static epo_status read_bootstrap(const epo_bootstrap *caller, epo_bootstrap *full) {
+    epo_status status = epo_versioned_read(full, caller, sizeof *full, "bootstrap");
+    if (status == EPO_OK && (full->allgather == NULL || full->barrier == NULL))
+        return epo_fail(EPO_E_ARG, "bootstrap: %s is NULL, both functions are needed",
+                        full->allgather == NULL ? "allgather" : "barrier");
+    return status;
+}
+
+epo_status epo_group_create(const epo_group_config *config, epo_group **out) {
+    epo_engine_group g = {sizeof g, EPO_GROUP_CONFIG_INIT, NULL};
+    epo_bootstrap bootstrap = {sizeof bootstrap, NULL, NULL, NULL};
+    const epo_engine *engine;
+    char reason[EPO_REASON_MAX + EPO_ENGINE_WHY_MAX + 32], why[EPO_ENGINE_WHY_MAX];
+    NEED(out);
+    epo_status status = epo_versioned_read(&g.config, config, EPO_LEAST(epo_group_config, ranks),
+                                           "epo_group_config");
+    if (status == EPO_OK && g.config.bootstrap != NULL) {
+        status = read_bootstrap(g.config.bootstrap, &bootstrap);
+        g.config.bootstrap = &bootstrap;
+    }
+    if (status == EPO_OK)
+        status = epo_environment_resolve(&g.config, reason);
+    if (status == EPO_OK)
+        status = group_engine(&g.config, &engine, why);
+    if (status != EPO_OK)
+        return status;
+    if (why[0] != '\0') {
+        size_t used = strlen(reason);
+        snprintf(reason + used, sizeof reason - used, "; %s engine: %s", engine->name, why);
+    }
+    g.config.engine = strcmp(engine->name, "cuda") == 0 ? EPO_ENGINE_CUDA : EPO_ENGINE_HOST;
+    g.reason = reason;
+    return done(engine, engine->group_create(&g, out));
+}
+
+epo_status epo_group_destroy(epo_group *group) {
+    if (group == NULL)
+        return EPO_OK;
+    const epo_engine *engine = engine_of(group); /* the object is gone afterwards */
+    return done(engine, engine->group_destroy(group));
+}
+
+epo_status epo_group_query(const epo_group *group, epo_group_info *info) {
+    epo_group_info full = {.size = sizeof full};
+    NEED(group);
+    epo_status status =
+        epo_versioned_check(info, EPO_LEAST(epo_group_info, ranks), "epo_group_info");
+    if (status == EPO_OK)
+        status = CALL(group, group_query, group, &full);
+    if (status == EPO_OK)
+        epo_versioned_write(info, &full);
+    return status;
+}
+
+epo_status epo_group_async_error(epo_group *group) {
+    NEED(group);
+    return CALL(group, group_async_error, group);
+}
+
+epo_status epo_group_barrier(epo_group *group) {
+    NEED(group);
+    return CALL(group, group_barrier, group);
+}
+
+epo_status epo_group_allreduce(epo_group *group, float *data, uint64_t count, epo_stream stream) {
+    NEED(group);
+    if (count > 0)
+        NEED(data);
+    return CALL(group, group_allreduce, group, data, count, stream);
+}
+
+epo_status epo_group_wgrad_flush(epo_group *group, epo_stream stream) {
+    NEED(group);
+    return CALL(group, group_wgrad_flush, group, stream);
+}
+
+/* ---- buffer ----------------------------------------------------------- */
+
+static epo_status read_buffer(const epo_buffer_config *caller, epo_buffer_config *full) {
+    return epo_versioned_read(full, caller, EPO_LEAST(epo_buffer_config, type),
+                              "epo_buffer_config");
+}
+
+epo_status epo_buffer_bytes(const epo_group *group, const epo_buffer_config *config,
+                            uint64_t *bytes) {
+    epo_buffer_config full = EPO_BUFFER_CONFIG_INIT;
+    NEED(group);
+    NEED(bytes);
+    epo_status status = read_buffer(config, &full);
+    return status != EPO_OK ? status : CALL(group, buffer_bytes, group, &full, bytes);
+}
+
+epo_status epo_buffer_create(epo_group *group, const epo_buffer_config *config, epo_buffer **out) {
+    epo_buffer_config full = EPO_BUFFER_CONFIG_INIT;
+    NEED(group);
+    NEED(out);
+    epo_status status = read_buffer(config, &full);
+    return status != EPO_OK ? status : CALL(group, buffer_create, group, &full, out);
+}
+
+epo_status epo_buffer_destroy(epo_buffer *buffer) {
+    if (buffer == NULL)
+        return EPO_OK;
+    const epo_engine *engine = engine_of(buffer);
+    return done(engine, engine->buffer_destroy(buffer));
+}
+
+/* ---- plan ------------------------------------------------------------- */
+
+epo_status epo_plan_create(epo_buffer *buffer, const epo_routing *routing, epo_stream stream,
+                           epo_plan **out) {
+    epo_routing full = EPO_ROUTING_INIT;
+    NEED(buffer);
+    NEED(out);
+    epo_status status =
+        epo_versioned_read(&full, routing, EPO_LEAST(epo_routing, weights), "epo_routing");
+    if (status != EPO_OK)
+        return status;
+    if (full.tokens > 0 && full.experts == NULL)
+        return epo_fail(EPO_E_ARG, "epo_routing: experts is NULL with tokens %d", full.tokens);
+    return CALL(buffer, plan_create, buffer, &full, stream, out);
+}
+
+void epo_plan_retain(epo_plan *plan) {
+    if (plan != NULL)
+        engine_of(plan)->plan_retain(plan);
+}
+
+void epo_plan_release(epo_plan *plan) {
+    if (plan != NULL)
+        engine_of(plan)->plan_release(plan);
+}
+
+epo_status epo_plan_rows(const epo_plan *plan, uint64_t *rows) {
+    NEED(plan);
+    NEED(rows);
+    return CALL(plan, plan_rows, plan, rows);
+}
+
+epo_status epo_plan_experts(const epo_plan *plan, uint64_t *first, uint64_t *count) {
+    NEED(plan);
+    return CALL(plan, plan_experts, plan, first, count);
+}
+
+/* Row arrays may be NULL where there are no rows; the engine knows how many. */
+epo_status epo_dispatch(epo_plan *plan, const void *x, void *rows, float *row_weights,
+                        epo_stream stream) {
+    NEED(plan);
+    return CALL(plan, dispatch, plan, x, rows, row_weights, stream);
+}
+
+epo_status epo_combine(epo_plan *plan, const void *rows, void *y, const float *row_dweights,
+                       float *dweights, epo_stream stream) {
+    NEED(plan);
+    return CALL(plan, combine, plan, rows, y, row_dweights, dweights, stream);
+}
+
+/* ---- layer ------------------------------------------------------------ */
+
+epo_status epo_layer_create(epo_group *group, const epo_layer_config *config, epo_layer **out) {
+    epo_layer_config full = EPO_LAYER_CONFIG_INIT;
+    NEED(group);
+    NEED(out);
+    epo_status status =
+        epo_versioned_read(&full, config, EPO_LEAST(epo_layer_config, dw2), "epo_layer_config");
+    return status != EPO_OK ? status : CALL(group, layer_create, group, &full, out);
+}
+
+epo_status epo_layer_destroy(epo_layer *layer) {
+    if (layer == NULL)
+        return EPO_OK;
+    const epo_engine *engine = engine_of(layer);
+    return done(engine, engine->layer_destroy(layer));
+}
+
+epo_status epo_forward(epo_layer *layer, epo_plan *plan, const void *x, void *y, epo_saved **saved,
+                       epo_stream stream) {
+    NEED(layer);
+    NEED(plan);
+    if (engine_of(layer) != engine_of(plan))
+        return epo_fail(EPO_E_ARG, "epo_forward: layer and plan belong to different engines");
+    return CALL(layer, forward, layer, plan, x, y, saved, stream);
+}
+
+epo_status epo_backward(epo_layer *layer, epo_saved *saved, const void *dy, void *dx,
+                        float *dweights, epo_stream stream) {
+    NEED(saved);
+    if (layer == NULL) {
+        epo_saved_release(saved); /* taken over whatever the status */
+        NEED(layer);
+    }
+    return CALL(layer, backward, layer, saved, dy, dx, dweights, stream);
+}
+
+void epo_saved_release(epo_saved *saved) {
+    if (saved != NULL)
+        engine_of(saved)->saved_release(saved);
+}
+
+epo_status epo_layer_wgrad_flush(epo_layer *layer, epo_stream stream) {
+    NEED(layer);
+    return CALL(layer, layer_wgrad_flush, layer, stream);
+}
+
+/* ---- figures ---------------------------------------------------------- */
+
+epo_status epo_group_stats(epo_group *group, epo_stats *stats, int reset) {
+    epo_stats full = {.size = sizeof full};
+    NEED(group);
+    epo_status status =
+        epo_versioned_check(stats, EPO_LEAST(epo_stats, backward_calls), "epo_stats");
+    if (status == EPO_OK)
+        status = CALL(group, group_stats, group, &full, reset);
+    if (status == EPO_OK)
+        epo_versioned_write(stats, &full);
+    return status;
+}
+
+epo_status epo_record_start(epo_group *group, uint64_t capacity) {
+    NEED(group);
+    return CALL(group, record_start, group, capacity);
+}
+
+epo_status epo_record_stop(epo_group *group, const epo_interval **intervals, uint64_t *count,
+                           uint64_t *dropped) {
+    NEED(group);
+    NEED(intervals);
+    NEED(count);
+    return CALL(group, record_stop, group, intervals, count, dropped);
+}
