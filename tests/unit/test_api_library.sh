@@ -65,12 +65,13 @@ check "preload of /bin/true: silent" test -z "$said"
 mkdir -p "$work/lib/ep-overlap"
 cp "$lib" "$work/lib/libep_overlap.so.0"
 engine=$work/lib/ep-overlap/engine_host.so
+# shellcheck disable=SC2317 # called by name
 opens() { # WORDS: opening fails and says WORDS (none: it succeeds)
     text=$("$top/tests/unit/api_open" "$work/lib/libep_overlap.so.0" 2>&1)
     status=$?
     if [ -z "$1" ]; then
-        [ $status = 0 ] && return 0
-    elif [ $status = 1 ] && printf '%s' "$text" | grep -qF -- "$1"; then
+        [ "$status" = 0 ] && return 0
+    elif [ "$status" = 1 ] && printf '%s' "$text" | grep -qF -- "$1"; then
         return 0
     fi
     echo "   status $status: $text"
