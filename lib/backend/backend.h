@@ -140,6 +140,9 @@ typedef struct epo_gemm {
     int n, k;
     const uint64_t *row_first, *row_count;
     int first, count;
+    /* The same numbers in ordinary memory, for a backend whose operation memory the
+     * CPU cannot read; NULL: row_first and row_count are ordinary memory. */
+    const uint64_t *cpu_first, *cpu_count;
 } epo_gemm;
 
 typedef struct epo_rows_gather {
