@@ -89,6 +89,7 @@ typedef struct epo_backend_info {
     double link_gbs, link_us;
     int default_chunks;
     bool one_sided; /* exchange writes peers' windows; else two-sided */
+    uint32_t types; /* bit 1 << epo_dtype for each type served; 0: fp32 and bf16 */
 } epo_backend_info;
 
 /* One contiguous or gathered piece of an exchange between this rank and `peer`
