@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * backend.c - the host backend: opening, closing, and the table of its calls.
+ */
+#include "config.h"
+
+#include "backend/host/host.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+/* ---- where this rank stands ------------------------------------------------ */
+
+static epo_status place_group(const epo_backend_config *c, host_place *p) {
+    p->rank = c->rank;
+    p->ranks = c->ranks;
+    p->members = c->members;
+    if (c->members == NULL)
+        return EPO_OK;
+    p->rank = -1;
+    p->ranks = c->nmembers;
+    if (c->nmembers < 1 || c->nmembers > c->ranks)
+        return epo_fail(EPO_E_ARG, "members of a group: found %d, allowed 1..%d", c->nmembers,
+                        c->ranks);
+    for (int i = 0; i < c->nmembers; i++) {
+        if (c->members[i] < 0 || c->members[i] >= c->ranks)
+            return epo_fail(EPO_E_ARG, "member %d of a group: found rank %d, allowed 0..%d", i,
+                            c->members[i], c->ranks - 1);
+        for (int j = 0; j < i; j++)
+            if (c->members[j] == c->members[i])
+                return epo_fail(EPO_E_ARG, "members of a group: rank %d is named twice",
+                                c->members[i]);
+        if (c->members[i] == c->rank)
+            p->rank = i;
+    }
+    if (p->rank < 0)
+        return epo_fail(EPO_E_ARG, "rank %d is not in the member list it gave", c->rank);
+    return EPO_OK;
+}
+
+static int64_t limit_ns(double seconds, double otherwise) {
+    double s = seconds > 0.0 ? seconds : otherwise;
+    return s > 1e9 ? INT64_C(1000000000) * 1000000000 : (int64_t)(s * 1e9);
+}
+
+static epo_status place_find(const epo_backend_config *c, host_place *p) {
+    if (c->ranks < 1 || c->rank < 0 || c->rank >= c->ranks)
+        return epo_fail(EPO_E_ARG, "rank %d of %d: allowed 0..ranks-1, at least one rank", c->rank,
+                        c->ranks);
+    if (isnan(c->timeout_s) || isnan(c->warn_s) || c->timeout_s < 0.0 || c->warn_s < 0.0)
+        return epo_fail(EPO_E_ARG, "limits: found %g s and %g s, allowed 0 (default) or more",
+                        c->timeout_s, c->warn_s);
+    memset(p, 0, sizeof *p);
+    p->world_rank = c->rank;
+    p->world_ranks = c->ranks;
+    p->bootstrap = c->bootstrap;
+    p->timeout_ns = limit_ns(c->timeout_s, 600.0);
+    p->warn_ns = limit_ns(c->warn_s, 30.0);
+    epo_status status = place_group(c, p);
+    if (status == EPO_OK && p->ranks > HOST_RANKS_MAX)
+        status = epo_fail(EPO_E_ARG, "ranks of a group on one machine: found %d, allowed 1..%d",
+                          p->ranks, HOST_RANKS_MAX);
+    if (status == EPO_OK)
+        status = host_link_parse(getenv(EPO_ENV_HOST_LINK), &p->link);
+    return status;
+}
+
+/* ---- opening and closing ---------------------------------------------------- */
+
+static epo_status backend_meet(epo_backend *be, const epo_backend_config *c, const host_place *p) {
+    if (c->threads != NULL)
+        return host_world_join(c->threads, p, &be->meeting, &be->shared);
+    if (p->ranks == 1) {
+        void *shared;
+        epo_status status = host_map_private(host_shared_bytes(1), "a group", &shared);
+        if (status == EPO_OK) {
+            be->shared = shared;
+            host_shared_init(be->shared, 1, true);
+        }
+        return status;
+    }
+    return epo_fail(EPO_E_UNSUPPORTED, "ranks as processes: not yet");
+}
+
+static void backend_part(epo_backend *be) {
+    if (be->meeting != NULL)
+        host_world_leave(be->meeting);
+    else if (be->shared != NULL)
+        munmap(be->shared, host_shared_bytes(be->ranks));
+}
+
+static epo_backend *backend_new(const host_place *p) {
+    epo_backend *be = calloc(1, sizeof *be);
+    if (be == NULL)
+        return NULL;
+    be->rank = p->rank;
+    be->ranks = p->ranks;
+    be->timeout_ns = p->timeout_ns;
+    be->warn_ns = p->warn_ns;
+    be->link = p->link;
+    pthread_mutex_init(&be->mutex, NULL);
+    pthread_mutex_init(&be->broken_mutex, NULL);
+    be->info = (epo_backend_info){
+        .engine = "host",
+        .versions = be->versions,
+        .rank = p->rank,
+        .ranks = p->ranks,
+        .link_gbs = p->link.gbs,
+        .link_us = p->link.us,
+        .default_chunks = 4,
+        .one_sided = true,
+        .types = 1u << EPO_F32 | 1u << EPO_BF16 | 1u << EPO_F16,
+    };
+    return be;
+}
+
+static void backend_free(epo_backend *be) {
+    host_record_destroy(be);
+    pthread_mutex_destroy(&be->broken_mutex);
+    pthread_mutex_destroy(&be->mutex);
+    free(be);
+}
+
+static epo_status host_open(const epo_backend_config *config, epo_backend **out) {
+    host_place place;
+    epo_status status = place_find(config, &place);
+    if (status != EPO_OK)
+        return status;
+    epo_backend *be = backend_new(&place);
+    if (be == NULL)
+        return epo_fail(EPO_E_NOMEM, "a group: need %zu bytes, have none", sizeof *be);
+    status = backend_meet(be, config, &place);
+    if (status != EPO_OK)
+        goto free_backend;
+    status = host_workers_start(be);
+    if (status != EPO_OK)
+        goto stop_workers;
+    atomic_store(&be->shared->peer[be->rank].state, HOST_PEER_HERE);
+    status = host_blas_setup(be);
+    if (status != EPO_OK)
+        goto stop_workers;
+    *out = be;
+    return EPO_OK;
+
+stop_workers:
+    host_workers_stop(be);
+    backend_part(be);
+free_backend:
+    backend_free(be);
+    return status;
+}
+
+static void host_close(epo_backend *be, bool broken) {
+    if (be == NULL)
+        return;
+    if (broken && !host_broken(be))
+        host_break(be, EPO_E_PEER, "rank %d gave the group up", be->rank);
+    host_workers_stop(be);
+    while (be->queues != NULL) {
+        epo_queue *q = be->queues;
+        be->queues = q->next;
+        free(q);
+    }
+    backend_part(be);
+    backend_free(be);
+}
+
+static const epo_backend_info *host_info(const epo_backend *be) { return &be->info; }
+
+/* ---- small calls -------------------------------------------------------------- */
+
+static void host_memory(epo_backend *be, uint64_t *now, uint64_t *peak) {
+    if (now != NULL)
+        *now = atomic_load(&be->memory);
+    if (peak != NULL)
+        *peak = atomic_load(&be->memory_peak);
+}
+
+static void host_abort(epo_backend *be, epo_status status, const char *text) {
+    host_break(be, status, "%s", text);
+}
+
+static epo_status host_stream_enter(epo_backend *be, epo_queue *queue, epo_stream stream) {
+    (void)be;
+    (void)queue;
+    if (stream != NULL)
+        return epo_fail(EPO_E_ARG, "the host engine has no streams: pass NULL");
+    return EPO_OK;
+}
+
+static epo_status host_stream_leave(epo_backend *be, epo_event *event, epo_stream stream) {
+    if (stream != NULL)
+        return epo_fail(EPO_E_ARG, "the host engine has no streams: pass NULL");
+    return host_sync(be, event);
+}
+
+static const epo_backend_ops host_ops = {
+    .size = sizeof(epo_backend_ops),
+    .name = "host",
+    .world_create = host_world_create,
+    .world_destroy = host_world_destroy,
+    .open = host_open,
+    .close = host_close,
+    .info = host_info,
+    .status = host_status,
+    .barrier = host_barrier,
+    .allgather = host_allgather,
+    .allreduce = host_allreduce,
+    .alloc = host_alloc,
+    .free = host_free,
+    .read = NULL, /* ordinary memory */
+    .write = NULL,
+    .window_create = host_window_create,
+    .window_destroy = host_window_destroy,
+    .window_local = host_window_local,
+    .queue_create = host_queue_create,
+    .queue_destroy = host_queue_destroy,
+    .event_create = host_event_create,
+    .event_destroy = host_event_destroy,
+    .stream_enter = host_stream_enter,
+    .stream_leave = host_stream_leave,
+    .sync = host_sync,
+    .exchange = host_exchange,
+    .gather = host_gather,
+    .reduce = host_reduce,
+    .gemm = host_gemm,
+    .swiglu = host_swiglu,
+    .zero = host_zero,
+    .call = host_call,
+    .record_start = host_record_start,
+    .record_stop = host_record_stop,
+    .memory = host_memory,
+    .abort = host_abort,
+};
+
+const epo_backend_ops *epo_backend_get(void) { return &host_ops; }

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * collective.c - what the ranks do together on their callers' threads, through the
+ * shared block's scratch.  It has two halves used in turn: who writes a half again
+ * has passed a barrier that everybody reaches after reading it.
+ */
+#include "config.h"
+
+#include "backend/host/host.h"
+
+#include <string.h>
+
+static unsigned char *scratch_of(epo_backend *be, uint64_t step, int rank) {
+    uint64_t slot = (step & 1) * (uint64_t)be->ranks + (uint64_t)rank;
+    return be->shared->scratch + slot * HOST_SCRATCH;
+}
+
+static epo_status barrier_named(epo_backend *be, const char *what) {
+    if (host_broken(be))
+        return host_status(be);
+    host_shared *shared = be->shared;
+    uint64_t epoch = ++be->barriers;
+    __atomic_store_n(&shared->arrived[be->rank], epoch, __ATOMIC_RELEASE);
+    for (int r = 0; r < be->ranks; r++)
+        if (r != be->rank)
+            host_bell_ring(shared, r);
+    const epo_ready all = {NULL, shared->arrived, epoch, be->ranks, -1, what, -1};
+    return host_ready_wait(be, &all);
+}
+
+epo_status host_barrier(epo_backend *be) { return barrier_named(be, "barrier"); }
+
+epo_status host_allgather(epo_backend *be, const void *mine, size_t bytes, void *all) {
+    for (size_t at = 0; at < bytes;) {
+        size_t part = bytes - at < HOST_SCRATCH ? bytes - at : HOST_SCRATCH;
+        uint64_t step = be->barriers;
+        memcpy(scratch_of(be, step, be->rank), (const unsigned char *)mine + at, part);
+        epo_status status = barrier_named(be, "allgather");
+        if (status != EPO_OK)
+            return status;
+        for (int r = 0; r < be->ranks; r++)
+            memcpy((unsigned char *)all + (size_t)r * bytes + at, scratch_of(be, step, r), part);
+        at += part;
+    }
+    return host_status(be);
+}
+
+epo_status host_allreduce(epo_backend *be, float *data, uint64_t count, epo_stream stream) {
+    if (stream != NULL)
+        return epo_fail(EPO_E_ARG, "the host engine has no streams: pass NULL");
+    const uint64_t most = HOST_SCRATCH / sizeof(float);
+    for (uint64_t at = 0; at < count;) {
+        uint64_t part = count - at < most ? count - at : most;
+        uint64_t step = be->barriers;
+        memcpy(scratch_of(be, step, be->rank), data + at, part * sizeof(float));
+        epo_status status = barrier_named(be, "allreduce");
+        if (status != EPO_OK)
+            return status;
+        memcpy(data + at, scratch_of(be, step, 0), part * sizeof(float));
+        for (int r = 1; r < be->ranks; r++) {
+            const float *from = (const float *)scratch_of(be, step, r);
+            for (uint64_t i = 0; i < part; i++)
+                data[at + i] += from[i];
+        }
+        at += part;
+    }
+    return host_status(be);
+}
+
+epo_status host_agree(epo_backend *be, epo_status mine) {
+    typedef struct verdict {
+        int32_t status;
+        char text[HOST_TEXT_MAX];
+    } verdict;
+    uint64_t step = be->barriers;
+    verdict *own = (verdict *)scratch_of(be, step, be->rank);
+    own->status = (int32_t)mine;
+    strncpy(own->text, mine != EPO_OK ? epo_fail_text() : "", sizeof own->text - 1);
+    own->text[sizeof own->text - 1] = '\0';
+    epo_status status = barrier_named(be, "agreement");
+    for (int r = 0; r < be->ranks && status == EPO_OK; r++) {
+        const verdict *v = (const verdict *)scratch_of(be, step, r);
+        if (v->status != EPO_OK)
+            status = epo_fail((epo_status)v->status, "rank %d: %s", r, v->text);
+    }
+    return status;
+}

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rows.c - passes over rows: gather, reduce, zero, and a caller's own.
+ */
+#include "config.h"
+
+#include "backend/host/host.h"
+#include "backend/host/convert.h"
+
+#include <string.h>
+
+#define ROWS_BLOCK 512 /* elements summed at a time: 2 KiB of the stack */
+
+static void gather_run(host_worker *w, host_op *op) {
+    (void)w;
+    const epo_rows_gather *g = &op->u.gather;
+    unsigned char *dst = g->dst;
+    const unsigned char *src = g->src;
+    for (uint64_t i = 0; i < g->rows; i++, dst += g->row_bytes) {
+        if (g->index[i] < 0)
+            memset(dst, 0, g->row_bytes);
+        else
+            memcpy(dst, src + (uint64_t)g->index[i] * g->row_bytes, g->row_bytes);
+    }
+}
+
+epo_status host_gather(epo_queue *q, const epo_rows_gather *g, const epo_deps *deps) {
+    host_op *op;
+    epo_status status = host_op_create(q, deps, gather_run, &op);
+    if (status != EPO_OK)
+        return status;
+    op->u.gather = *g;
+    return host_op_issue(q, op);
+}
+
+/* One row's elements [at, at+n).  The first term is taken as it is, so that one
+ * term alone, -0 too, passes unchanged. */
+static void reduce_block(const epo_rows_reduce *r, uint64_t row, uint64_t at, uint64_t n) {
+    float sum[ROWS_BLOCK], term[ROWS_BLOCK];
+    const int32_t *index = r->index + row * (uint64_t)r->width;
+    bool first = true;
+    for (int j = 0; j < r->width; j++) {
+        if (index[j] < 0)
+            continue;
+        uint64_t from = (uint64_t)index[j] * (uint64_t)r->elements + at;
+        host_load(first ? sum : term, r->src, from, n, r->type);
+        for (uint64_t e = 0; !first && e < n; e++)
+            sum[e] += term[e];
+        first = false;
+    }
+    if (first)
+        memset(sum, 0, n * sizeof *sum);
+    host_store(r->dst, row * (uint64_t)r->elements + at, sum, n, r->type);
+}
+
+static void reduce_run(host_worker *w, host_op *op) {
+    (void)w;
+    const epo_rows_reduce *r = &op->u.reduce;
+    uint64_t elements = (uint64_t)r->elements;
+    for (uint64_t row = 0; row < r->rows; row++) {
+        for (uint64_t at = 0; at < elements; at += ROWS_BLOCK) {
+            uint64_t n = elements - at < ROWS_BLOCK ? elements - at : ROWS_BLOCK;
+            reduce_block(r, row, at, n);
+        }
+    }
+}
+
+epo_status host_reduce(epo_queue *q, const epo_rows_reduce *r, const epo_deps *deps) {
+    if (!host_type_known(r->type) || r->width < 0 || r->elements < 0)
+        return epo_fail(EPO_E_ARG,
+                        "reduce: found type %d, width %d, elements %d; allowed 0..2, 0.., 0..",
+                        (int)r->type, r->width, r->elements);
+    host_op *op;
+    epo_status status = host_op_create(q, deps, reduce_run, &op);
+    if (status != EPO_OK)
+        return status;
+    op->u.reduce = *r;
+    return host_op_issue(q, op);
+}
+
+static void zero_run(host_worker *w, host_op *op) {
+    (void)w;
+    if (op->u.zero.bytes > 0)
+        memset(op->u.zero.ptr, 0, op->u.zero.bytes);
+}
+
+epo_status host_zero(epo_queue *q, void *ptr, uint64_t bytes, const epo_deps *deps) {
+    host_op *op;
+    epo_status status = host_op_create(q, deps, zero_run, &op);
+    if (status != EPO_OK)
+        return status;
+    op->u.zero.ptr = ptr;
+    op->u.zero.bytes = bytes;
+    return host_op_issue(q, op);
+}
+
+static void call_run(host_worker *w, host_op *op) {
+    (void)w;
+    op->u.call.fn(op->u.call.ctx);
+}
+
+epo_status host_call(epo_queue *q, void (*fn)(void *ctx), void *ctx, const epo_deps *deps) {
+    host_op *op;
+    epo_status status = host_op_create(q, deps, call_run, &op);
+    if (status != EPO_OK)
+        return status;
+    op->u.call.fn = fn;
+    op->u.call.ctx = ctx;
+    return host_op_issue(q, op);
+}

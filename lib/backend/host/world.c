@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * world.c - ranks as threads of one process: where they meet to make a group.
+ *
+ * A meeting is one group in the making: threads that give the same member list
+ * join the first meeting of that list that is not complete.  A rank waits in it
+ * until all have come, so the ranks' n-th groups of a list meet one another.
+ */
+#include "config.h"
+
+#include "backend/host/host.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+typedef struct host_meeting {
+    struct host_meeting *next;
+    epo_world *world;
+    int ranks, come, users;
+    bool failed;
+    char text[HOST_TEXT_MAX];
+    host_shared *shared;
+    int members[HOST_RANKS_MAX];
+    bool here[HOST_RANKS_MAX];
+} host_meeting;
+
+struct epo_world {
+    epo_object object;
+    int ranks;
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    host_meeting *meetings; /* not complete, not failed */
+};
+
+epo_status host_world_create(int ranks, epo_world **out) {
+    if (ranks < 1 || ranks > HOST_RANKS_MAX)
+        return epo_fail(EPO_E_ARG, "ranks of a world: found %d, allowed 1..%d", ranks,
+                        HOST_RANKS_MAX);
+    epo_world *w = calloc(1, sizeof *w);
+    if (w == NULL)
+        return epo_fail(EPO_E_NOMEM, "a world: need %zu bytes, have none", sizeof *w);
+    w->ranks = ranks;
+    pthread_mutex_init(&w->mutex, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&w->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    *out = w;
+    return EPO_OK;
+}
+
+void host_world_destroy(epo_world *world) {
+    if (world == NULL)
+        return;
+    pthread_cond_destroy(&world->changed);
+    pthread_mutex_destroy(&world->mutex);
+    free(world);
+}
+
+static int place_member(const host_place *place, int i) {
+    return place->members != NULL ? place->members[i] : i;
+}
+
+static host_meeting *meeting_find(epo_world *world, const host_place *place) {
+    for (host_meeting *m = world->meetings; m != NULL; m = m->next) {
+        bool same = m->ranks == place->ranks;
+        for (int i = 0; same && i < m->ranks; i++)
+            same = m->members[i] == place_member(place, i);
+        if (same)
+            return m;
+    }
+    return NULL;
+}
+
+static void meeting_unlist(host_meeting *meeting) {
+    for (host_meeting **p = &meeting->world->meetings; *p != NULL; p = &(*p)->next) {
+        if (*p == meeting) {
+            *p = meeting->next;
+            return;
+        }
+    }
+}
+
+static epo_status meeting_create(epo_world *world, const host_place *place, host_meeting **out) {
+    host_meeting *m = calloc(1, sizeof *m);
+    void *shared;
+    if (m == NULL)
+        return epo_fail(EPO_E_NOMEM, "a group of threads: need %zu bytes, have none", sizeof *m);
+    epo_status status =
+        host_map_private(host_shared_bytes(place->ranks), "a group of threads", &shared);
+    if (status != EPO_OK) {
+        free(m);
+        return status;
+    }
+    m->world = world;
+    m->ranks = place->ranks;
+    m->shared = shared;
+    for (int i = 0; i < m->ranks; i++)
+        m->members[i] = place_member(place, i);
+    host_shared_init(m->shared, m->ranks, true);
+    m->next = world->meetings;
+    world->meetings = m;
+    *out = m;
+    return EPO_OK;
+}
+
+static void meeting_drop(host_meeting *m) {
+    if (--m->users > 0)
+        return;
+    munmap(m->shared, host_shared_bytes(m->ranks));
+    free(m);
+}
+
+/* Ends it for all who are in it; they read the text. */
+static void meeting_fail(host_meeting *m, double waited) {
+    size_t used = 0;
+    char missing[200] = "";
+    for (int i = 0; i < m->ranks && used + 8 < sizeof missing; i++) {
+        if (!m->here[i]) {
+            int n =
+                snprintf(missing + used, sizeof missing - used, "%s%d", used > 0 ? ", " : "", i);
+            used += n > 0 ? (size_t)n : 0;
+        }
+    }
+    snprintf(m->text, sizeof m->text, "waited %.1f s for rank %s of %d (threads) to make the group",
+             waited, missing, m->ranks);
+    m->failed = true;
+    meeting_unlist(m);
+    pthread_cond_broadcast(&m->world->changed);
+}
+
+static void meeting_wait(host_meeting *m, int64_t limit_ns) {
+    int64_t from = host_now_ns(), until = from + limit_ns;
+    struct timespec t = {until / 1000000000, until % 1000000000};
+    while (m->come < m->ranks && !m->failed) {
+        int rc = pthread_cond_timedwait(&m->world->changed, &m->world->mutex, &t);
+        if (rc == ETIMEDOUT && m->come < m->ranks && !m->failed)
+            meeting_fail(m, (double)(host_now_ns() - from) * 1e-9);
+    }
+}
+
+epo_status host_world_join(epo_world *world, const host_place *place, host_meeting **meeting,
+                           host_shared **shared) {
+    if (place->world_rank < 0 || place->world_ranks != world->ranks)
+        return epo_fail(EPO_E_ARG, "rank %d of %d in a world of %d threads", place->world_rank,
+                        place->world_ranks, world->ranks);
+    epo_status status = EPO_OK;
+    pthread_mutex_lock(&world->mutex);
+    host_meeting *m = meeting_find(world, place);
+    if (m == NULL)
+        status = meeting_create(world, place, &m);
+    else if (m->here[place->rank])
+        status =
+            epo_fail(EPO_E_PEER, "rank %d was given by two threads of this world", place->rank);
+    if (status == EPO_OK) {
+        m->here[place->rank] = true;
+        m->users++;
+        if (++m->come == m->ranks) {
+            meeting_unlist(m);
+            pthread_cond_broadcast(&world->changed);
+        }
+        meeting_wait(m, place->timeout_ns);
+        if (m->failed) {
+            status = epo_fail(EPO_E_TIMEOUT, "rank %d: %s", place->rank, m->text);
+            meeting_drop(m);
+        } else {
+            *meeting = m;
+            *shared = m->shared;
+        }
+    }
+    pthread_mutex_unlock(&world->mutex);
+    return status;
+}
+
+void host_world_leave(host_meeting *meeting) {
+    epo_world *world = meeting->world;
+    pthread_mutex_lock(&world->mutex);
+    meeting_drop(meeting);
+    pthread_mutex_unlock(&world->mutex);
+}
