@@ -6,5 +6,6 @@ AC_DEFUN([EPO_SUMMARY], [
     SPANK plugin   $have_slurm (into $SLURM_PLUGIN_DIR)
     host engine    $enable_host_engine ($CBLAS_LIBS)
     CUDA engine    $have_cuda
-    unit tests     $enable_tests])
+    unit tests     $enable_tests
+    cluster tests  $enable_cluster_tests])
 ])

@@ -65,7 +65,9 @@ sweep() {
 }
 
 export SLURM_CONF=$dir/etc/slurm.conf
-[ "$mode" = --slurm-only ] || [ ! -e "$dir/run/slurmctld.pid" ] || jobs_cancel
+if [ "$mode" != --slurm-only ] && process_is "$(cat "$dir/run/slurmctld.pid" 2>/dev/null)" slurmctld; then
+    jobs_cancel
+fi
 for file in "$dir"/run/slurmd.*.pid "$dir"/run/slurmctld.pid; do
     [ -e "$file" ] && daemon_stop "$file" &
 done

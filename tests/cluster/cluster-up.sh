@@ -155,7 +155,8 @@ wait_for_ports() {
 }
 
 wait_until_idle() {
-    for _ in $(seq 200); do
+    local begin=$SECONDS
+    while [ $((SECONDS - begin)) -lt 30 ] && process_is "$(cat "$dir/run/slurmctld.pid" 2>/dev/null)" slurmctld; do
         [ "$(timeout 3 sinfo -h -N -t idle -o %N 2>/dev/null | sort -u | wc -l)" = "$nodes" ] && return 0
         sleep 0.1
     done

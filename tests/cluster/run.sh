@@ -109,7 +109,9 @@ fi
 stage_find || exit $?
 
 # --- the cluster, and the reaper that removes it whatever becomes of us ------
-dir=$(mktemp -d "${TMPDIR:-/tmp}/epo-cluster.XXXXXX") || exit 70
+base=${TMPDIR:-/tmp}
+[ ${#base} -le 70 ] || base=/tmp # the path of munge's socket has 107 bytes at most
+dir=$(mktemp -d "$base/epo-cluster.XXXXXX") || exit 70
 chmod 755 "$dir"
 mkdir "$dir"/{etc,log,run,dev}
 # The reaper waits for the end of this pipe, so it also cleans up after kill -9.
