@@ -4,12 +4,13 @@
  */
 #include "config.h"
 
-#include "backend/host/host.h"
+#include "backend/host/join.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 /* ---- where this rank stands ------------------------------------------------ */
 
@@ -81,7 +82,7 @@ static epo_status backend_meet(epo_backend *be, const epo_backend_config *c, con
         }
         return status;
     }
-    return epo_fail(EPO_E_UNSUPPORTED, "ranks as processes: not yet");
+    return host_join_ranks(p, &be->join, &be->shared);
 }
 
 static void backend_part(epo_backend *be) {
@@ -89,12 +90,14 @@ static void backend_part(epo_backend *be) {
         host_world_leave(be->meeting);
     else if (be->shared != NULL)
         munmap(be->shared, host_shared_bytes(be->ranks));
+    host_join_destroy(be->join);
 }
 
 static epo_backend *backend_new(const host_place *p) {
     epo_backend *be = calloc(1, sizeof *be);
     if (be == NULL)
         return NULL;
+    be->pid = getpid();
     be->rank = p->rank;
     be->ranks = p->ranks;
     be->timeout_ns = p->timeout_ns;
@@ -134,6 +137,7 @@ static epo_status host_open(const epo_backend_config *config, epo_backend **out)
     status = backend_meet(be, config, &place);
     if (status != EPO_OK)
         goto free_backend;
+    be->timeout_ns = host_join_limit_ns(&place);
     status = host_workers_start(be);
     if (status != EPO_OK)
         goto stop_workers;
@@ -141,6 +145,7 @@ static epo_status host_open(const epo_backend_config *config, epo_backend **out)
     status = host_blas_setup(be);
     if (status != EPO_OK)
         goto stop_workers;
+    be->timeout_ns = place.timeout_ns;
     *out = be;
     return EPO_OK;
 
@@ -155,6 +160,10 @@ free_backend:
 static void host_close(epo_backend *be, bool broken) {
     if (be == NULL)
         return;
+    if (be->pid != getpid()) { /* a forked child: the threads are its parent's */
+        backend_part(be);
+        return;
+    }
     if (broken && !host_broken(be))
         host_break(be, EPO_E_PEER, "rank %d gave the group up", be->rank);
     host_workers_stop(be);

@@ -14,6 +14,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/types.h>
 
 #include "backend/backend.h"
 #include "backend/engine.h"
@@ -108,7 +109,7 @@ struct epo_window {
     uint64_t bytes, stride;
     int rank;
     struct host_block *block; /* threads: the mapping they share, else NULL */
-    uint64_t mapped;          /* processes: bytes of this mapping */
+    uint64_t mapped;          /* bytes of all ranks' parts */
 };
 
 typedef struct host_worker {
@@ -138,6 +139,7 @@ typedef struct host_record host_record;
 
 struct epo_backend {
     int rank, ranks;
+    pid_t pid; /* of the process that opened it */
     int64_t timeout_ns, warn_ns, spin_ns;
     host_shared *shared;
     struct host_meeting *meeting; /* threads, else NULL */

@@ -4,7 +4,7 @@
  */
 #include "config.h"
 
-#include "backend/host/host.h"
+#include "backend/host/join.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -197,9 +197,9 @@ static epo_status block_create(uint64_t bytes, int users, host_block **out) {
 }
 
 /* Rank 0 makes it, all take part. */
-static epo_status window_share_threads(epo_backend *be, epo_window *w, uint64_t total) {
+static epo_status window_share_threads(epo_backend *be, epo_window *w) {
     host_block *block = NULL, *all[HOST_RANKS_MAX];
-    epo_status status = be->rank == 0 ? block_create(total, be->ranks, &block) : EPO_OK;
+    epo_status status = be->rank == 0 ? block_create(w->mapped, be->ranks, &block) : EPO_OK;
     epo_status agreed = host_agree(be, status);
     if (agreed == EPO_OK)
         agreed = host_allgather(be, &block, sizeof block, all);
@@ -214,6 +214,14 @@ static epo_status window_share_threads(epo_backend *be, epo_window *w, uint64_t 
     w->block = all[0];
     w->base = all[0]->base;
     return EPO_OK;
+}
+
+static epo_status window_share_processes(epo_backend *be, epo_window *w) {
+    void *base;
+    epo_status status = host_memfile_share(be, w->mapped, &base);
+    if (status == EPO_OK)
+        w->base = base;
+    return status;
 }
 
 epo_status host_window_create(epo_backend *be, uint64_t bytes, epo_window **out) {
@@ -238,7 +246,8 @@ epo_status host_window_create(epo_backend *be, uint64_t bytes, epo_window **out)
         w->rank = be->rank;
         w->bytes = bytes;
         w->stride = (bytes + HOST_PAGE - 1) / HOST_PAGE * HOST_PAGE;
-        status = window_share_threads(be, w, w->stride * (uint64_t)be->ranks);
+        w->mapped = w->stride * (uint64_t)be->ranks;
+        status = be->join != NULL ? window_share_processes(be, w) : window_share_threads(be, w);
     }
     if (status != EPO_OK) {
         free(w);

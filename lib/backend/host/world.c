@@ -8,7 +8,7 @@
  */
 #include "config.h"
 
-#include "backend/host/host.h"
+#include "backend/host/join.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -164,7 +164,7 @@ epo_status host_world_join(epo_world *world, const host_place *place, host_meeti
             meeting_unlist(m);
             pthread_cond_broadcast(&world->changed);
         }
-        meeting_wait(m, place->timeout_ns);
+        meeting_wait(m, host_join_limit_ns(place));
         if (m->failed) {
             status = epo_fail(EPO_E_TIMEOUT, "rank %d: %s", place->rank, m->text);
             meeting_drop(m);
