@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "backend/route.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <string.h>
+
+/* First and last chunk of rank d that use the token; false: none does. */
+static bool token_chunks(const epo_route_shape *s, const int32_t *e, int d, int *first, int *last) {
+    int local = epo_route_local(s);
+    *first = s->chunks;
+    *last = -1;
+    for (int k = 0; k < s->top_k; k++) {
+        if (e[k] < 0 || e[k] / local != d)
+            continue;
+        int c = epo_route_chunk_of(s, e[k] - d * local);
+        *first = c < *first ? c : *first;
+        *last = c > *last ? c : *last;
+    }
+    return *last >= 0;
+}
+
+/* of[R][n+1] holds counts at [r][c+1]; makes prefix sums and copies them, shifted
+ * by base[r] (NULL: 0), into cursor[R][n]. */
+static void prefix(const epo_route_shape *s, uint32_t *of, const uint64_t *base, uint32_t *cursor) {
+    int n = s->chunks;
+    for (int r = 0; r < s->ranks; r++) {
+        uint32_t *p = of + (size_t)r * (size_t)(n + 1);
+        uint32_t from = base != NULL ? (uint32_t)base[r] : 0;
+        for (int c = 0; c < n; c++) {
+            cursor[(size_t)r * (size_t)n + (size_t)c] = from + p[c];
+            p[c + 1] += p[c];
+        }
+    }
+}
+
+static void count_chunks(const epo_route_shape *s, const int32_t *experts, int tokens,
+                         uint32_t *first_of, uint32_t *last_of) {
+    size_t row = (size_t)s->chunks + 1;
+    memset(first_of, 0, (size_t)s->ranks * row * sizeof *first_of);
+    memset(last_of, 0, (size_t)s->ranks * row * sizeof *last_of);
+    for (int t = 0; t < tokens; t++)
+        for (int d = 0, f, l; d < s->ranks; d++)
+            if (token_chunks(s, experts + (size_t)t * (size_t)s->top_k, d, &f, &l)) {
+                first_of[(size_t)d * row + (size_t)f + 1]++;
+                last_of[(size_t)d * row + (size_t)l + 1]++;
+            }
+}
+
+/* One row: token t goes to rank d as meta row m and comes back as row `back`. */
+static void place_meta(const epo_route_shape *s, const int32_t *e, int t, int d, uint32_t m,
+                       uint32_t back, const epo_route_flex_send *out) {
+    int local = epo_route_local(s), width = s->top_k;
+    for (int k = 0; k < width; k++) {
+        size_t flat = (size_t)t * (size_t)width + (size_t)k,
+               at = (size_t)m * (size_t)width + (size_t)k;
+        bool here = e[k] >= 0 && e[k] / local == d;
+        out->meta_expert[at] = here ? e[k] - d * local : -1;
+        out->meta_slot[at] = here ? (int32_t)flat : -1;
+        if (here)
+            out->weight[flat] = (int32_t)((size_t)back * (size_t)width + (size_t)k);
+    }
+}
+
+void epo_route_flex_make_send(const epo_route_shape *s, const int32_t *experts, int tokens,
+                              uint32_t *cursor, epo_route_flex_send *out) {
+    size_t n = (size_t)s->chunks, blocks = (size_t)s->ranks * n;
+    uint32_t *send = cursor, *back = cursor + blocks, *meta = cursor + 2 * blocks;
+    count_chunks(s, experts, tokens, out->first_of, out->last_of);
+    prefix(s, out->first_of, out->rank_first, send);
+    prefix(s, out->last_of, out->rank_first, back);
+    for (int d = 0; d < s->ranks; d++)
+        meta[d] = (uint32_t)out->rank_first[d];
+    for (int t = 0; t < tokens; t++) {
+        const int32_t *e = experts + (size_t)t * (size_t)s->top_k;
+        int32_t *sum = out->sum + (size_t)t * (size_t)out->width;
+        int used = 0, first, last;
+        for (int k = 0; k < s->top_k; k++)
+            out->weight[(size_t)t * (size_t)s->top_k + (size_t)k] = -1;
+        for (int d = 0; d < s->ranks; d++) {
+            if (!token_chunks(s, e, d, &first, &last))
+                continue;
+            uint32_t returned = back[(size_t)d * n + (size_t)last]++;
+            out->token[send[(size_t)d * n + (size_t)first]++] = t;
+            sum[used++] = (int32_t)returned;
+            place_meta(s, e, t, d, meta[d]++, returned, out);
+        }
+        while (used < out->width)
+            sum[used++] = -1;
+    }
+}
+
+/* As token_chunks, over local experts; false: a value is impossible. */
+static bool meta_chunks(const epo_route_shape *s, const int32_t *e, int *first, int *last) {
+    *first = s->chunks;
+    *last = -1;
+    for (int k = 0; k < s->top_k; k++) {
+        if (e[k] < -1 || e[k] >= epo_route_local(s))
+            return false;
+        if (e[k] < 0)
+            continue;
+        int c = epo_route_chunk_of(s, e[k]);
+        *first = c < *first ? c : *first;
+        *last = c > *last ? c : *last;
+    }
+    return *last >= 0;
+}
+
+static uint64_t count_meta(const epo_route_shape *s, const int32_t *meta_expert,
+                           const uint32_t *source_rows, epo_route_flex_recv *out) {
+    size_t row = (size_t)s->chunks + 1;
+    uint64_t m = 0;
+    memset(out->first_of, 0, (size_t)s->ranks * row * sizeof *out->first_of);
+    memset(out->last_of, 0, (size_t)s->ranks * row * sizeof *out->last_of);
+    for (int r = 0, f, l; r < s->ranks; r++)
+        for (uint32_t i = 0; i < source_rows[r]; i++, m++) {
+            if (!meta_chunks(s, meta_expert + m * (uint64_t)s->top_k, &f, &l))
+                return m + 1;
+            out->first_of[(size_t)r * row + (size_t)f + 1]++;
+            out->last_of[(size_t)r * row + (size_t)l + 1]++;
+        }
+    return 0;
+}
+
+/* Prefix sums in place; start[R][n] of the window and of the returning order. */
+static void recv_starts(const epo_route_shape *s, const uint32_t *source_rows, uint64_t *window,
+                        uint64_t *back, epo_route_flex_recv *out) {
+    size_t n = (size_t)s->chunks;
+    uint64_t base = 0, returned = 0;
+    for (size_t c = 0; c < n; c++)
+        for (size_t r = 0; r < (size_t)s->ranks; r++) {
+            out->back_first[c * (size_t)s->ranks + r] = back[r * n + c] = returned;
+            returned += out->last_of[r * (n + 1) + c + 1];
+        }
+    for (size_t r = 0; r < (size_t)s->ranks; r++) {
+        uint32_t *first = out->first_of + r * (n + 1), *last = out->last_of + r * (n + 1);
+        for (size_t c = 0; c < n; c++) {
+            window[r * n + c] = base + first[c];
+            first[c + 1] += first[c];
+            last[c + 1] += last[c];
+        }
+        base += source_rows[r];
+    }
+}
+
+uint64_t epo_route_flex_make_recv(const epo_route_shape *s, const int32_t *meta_expert,
+                                  const uint32_t *source_rows, uint64_t *cursor,
+                                  epo_route_flex_recv *out) {
+    size_t n = (size_t)s->chunks, local = (size_t)epo_route_local(s), width = (size_t)s->top_k;
+    uint64_t *next = cursor, *window = cursor + local, *back = window + (size_t)s->ranks * n;
+    uint64_t m = 0, bad = count_meta(s, meta_expert, source_rows, out);
+    if (bad != 0)
+        return bad;
+    recv_starts(s, source_rows, window, back, out);
+    memcpy(next, out->first, local * sizeof *next);
+    for (uint64_t i = 0; i < out->rows; i++)
+        out->expand[i] = out->weight[i] = -1;
+    for (size_t r = 0; r < (size_t)s->ranks; r++)
+        for (uint32_t i = 0; i < source_rows[r]; i++, m++) {
+            int first, last;
+            const int32_t *e = meta_expert + m * width;
+            meta_chunks(s, e, &first, &last);
+            uint64_t from = window[r * n + (size_t)first]++, to = back[r * n + (size_t)last]++;
+            for (size_t k = 0; k < width; k++) {
+                out->back[to * width + k] = -1;
+                if (e[k] < 0)
+                    continue;
+                uint64_t row = next[e[k]]++;
+                if (row >= out->first[e[k]] + out->count[e[k]])
+                    return m + 1;
+                out->expand[row] = (int32_t)from;
+                out->weight[row] = (int32_t)(m * width + k);
+                out->back[to * width + k] = (int32_t)row;
+            }
+        }
+    for (size_t e = 0; e < local; e++)
+        if (next[e] != out->first[e] + out->count[e])
+            return m + 1;
+    return 0;
+}

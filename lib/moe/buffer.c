@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "moe/moe.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DEFAULT_ALIGN = 16, MAX_ALIGN = 4096, LINE = 64 };
+
+/* Offsets of the window's parts, one after the other. */
+typedef struct window_layout {
+    uint64_t bytes;
+    bool failed;
+} window_layout;
+
+static uint64_t place(window_layout *w, uint64_t count, uint64_t size) {
+    uint64_t at, bytes, end = 0;
+    if (!epo_size_align(w->bytes, LINE, &at) || !epo_size_mul(count, size, &bytes) ||
+        !epo_size_add(at, bytes, &end)) {
+        w->failed = true;
+        return 0;
+    }
+    w->bytes = end;
+    return at;
+}
+
+static uint64_t flags(window_layout *w, const epo_buffer *b, int sets) {
+    return place(w, (uint64_t)sets * (uint64_t)b->group->ranks, sizeof(uint64_t));
+}
+
+/* Everything peers write lies in one window.  alltoall: rows arrive expert-major
+ * and return to their place in the sending order.  flex: one row a (token, rank),
+ * at most max_tokens from each rank; at most min(R, K) come back a token. */
+static bool lay_out(epo_buffer *b, uint64_t max_rows) {
+    uint64_t ranks = (uint64_t)b->group->ranks, k = (uint64_t)b->top_k;
+    uint64_t tokens = (uint64_t)b->max_tokens, wide = ranks < k ? ranks : k;
+    bool flex = b->dispatcher == EPO_DISPATCH_FLEX;
+    uint64_t in = flex ? ranks * tokens : max_rows, back = tokens * (flex ? wide : k);
+    window_layout w = {0, false};
+    b->counts_arrive = flags(&w, b, 1);
+    b->meta_arrive = flags(&w, b, 1);
+    b->dispatch.arrive = flags(&w, b, b->chunks);
+    b->dispatch.credit = flags(&w, b, 1);
+    b->combine.arrive = flags(&w, b, b->chunks);
+    b->combine.credit = flags(&w, b, 1);
+    b->counts = place(&w, 2 * ranks, b->counts_bytes);
+    b->meta_expert = place(&w, flex ? in * k : 0, sizeof(int32_t));
+    b->meta_weight = place(&w, flex ? in * k : in, sizeof(float));
+    b->dispatch.rows = place(&w, in, b->row_bytes);
+    b->combine.rows = place(&w, back, b->row_bytes);
+    b->combine.extra = place(&w, flex ? back * k : back, sizeof(float));
+    b->window_bytes = w.bytes;
+    return !w.failed;
+}
+
+/* The most expert-major rows that can arrive; 0: more than an int32 can number. */
+static uint64_t worst_rows(const epo_buffer *b) {
+    uint64_t rows, up, align = (uint64_t)b->align;
+    if (!epo_size_mul((uint64_t)b->max_tokens, (uint64_t)b->top_k, &rows) ||
+        !epo_size_mul(rows, (uint64_t)b->group->ranks, &rows) ||
+        !epo_size_add(rows, (uint64_t)b->local * (align - 1), &rows) ||
+        !epo_size_align(rows, align, &up) || up > INT32_MAX)
+        return 0;
+    return up;
+}
+
+static epo_status check_numbers(const epo_group *g, const epo_buffer_config *c) {
+    const struct {
+        const char *name;
+        int64_t found, low, high;
+    } ranges[] = {
+        {"hidden", c->hidden, 1, 1 << 24},
+        {"top_k", c->top_k, 1, EPO_ROUTE_MAX_TOP_K},
+        {"max_tokens", c->max_tokens, 1, INT32_MAX},
+        {"chunks", c->chunks, 0, 1024},
+        {"align_rows", c->align_rows, 0, MAX_ALIGN},
+        {"dispatcher", (int)c->dispatcher, EPO_DISPATCH_DEFAULT, EPO_DISPATCH_FLEX},
+    };
+    epo_status status = moe_check_experts(c->experts, g->ranks);
+    for (size_t i = 0; status == EPO_OK && i < sizeof ranges / sizeof *ranges; i++)
+        status = moe_check_range(ranges[i].name, ranges[i].found, ranges[i].low, ranges[i].high);
+    return status == EPO_OK ? moe_check_type(g->ops->info(g->be), "type", c->type) : status;
+}
+
+static int choose_chunks(const epo_group *g, int asked, int local) {
+    int n = asked > 0 ? asked : g->chunks;
+    if (n == 0)
+        n = g->ops->info(g->be)->default_chunks;
+    if (!g->overlap || n < 1)
+        n = 1;
+    return n < local ? n : local;
+}
+
+/* Checks the configuration and lays the window out; makes nothing. */
+static epo_status configure(const epo_group *g, const epo_buffer_config *given, epo_buffer *b,
+                            uint64_t *max_rows) {
+    epo_buffer_config c = EPO_BUFFER_CONFIG_INIT;
+    epo_status status =
+        moe_input(&c, sizeof c, given, offsetof(epo_buffer_config, type), "epo_buffer_config");
+    if (status == EPO_OK)
+        status = check_numbers(g, &c);
+    if (status != EPO_OK)
+        return status;
+    *b = (epo_buffer){.object = {&moe_engine}, .group = (epo_group *)(uintptr_t)g};
+    b->experts = c.experts;
+    b->local = c.experts / g->ranks;
+    b->hidden = c.hidden;
+    b->top_k = c.top_k;
+    b->max_tokens = c.max_tokens;
+    b->chunks = choose_chunks(g, c.chunks, b->local);
+    b->align = c.align_rows > 0 ? c.align_rows : DEFAULT_ALIGN;
+    b->type = c.type;
+    b->dispatcher = c.dispatcher != EPO_DISPATCH_DEFAULT ? c.dispatcher : g->dispatcher;
+    b->row_bytes = (uint64_t)c.hidden * moe_type_size(c.type);
+    b->counts_bytes = moe_plan_record_bytes(c.experts, g->ranks);
+    uint64_t worst = worst_rows(b);
+    if (worst == 0)
+        return epo_fail(EPO_E_ARG,
+                        "buffer: %d tokens x %d slots x %d ranks are more rows than %d; lower "
+                        "max_tokens",
+                        c.max_tokens, c.top_k, g->ranks, INT32_MAX);
+    *max_rows = c.max_rows > 0 && c.max_rows < worst ? c.max_rows : worst;
+    if (!lay_out(b, *max_rows))
+        return epo_fail(EPO_E_NOMEM, "buffer: its window needs more than 2^64 bytes");
+    return EPO_OK;
+}
+
+epo_status moe_buffer_bytes(const epo_group *group, const epo_buffer_config *config,
+                            uint64_t *bytes) {
+    if (group == NULL || bytes == NULL)
+        return epo_fail(EPO_E_ARG, "buffer_bytes: group or bytes is NULL");
+    epo_buffer b;
+    uint64_t max_rows;
+    epo_status status = configure(group, config, &b, &max_rows);
+    if (status == EPO_OK)
+        *bytes = b.window_bytes;
+    return status;
+}
+
+/* What must be the same on every rank, and the rows that each rank can hold. */
+typedef struct buffer_digest {
+    uint64_t max_rows;
+    int32_t status, experts, hidden, top_k, max_tokens, chunks, align, type, dispatcher;
+} buffer_digest;
+
+static buffer_digest digest_of(const epo_buffer *b, uint64_t max_rows) {
+    buffer_digest d;
+    memset(&d, 0, sizeof d);
+    d.max_rows = max_rows;
+    d.experts = b->experts;
+    d.hidden = b->hidden;
+    d.top_k = b->top_k;
+    d.max_tokens = b->max_tokens;
+    d.chunks = b->chunks;
+    d.align = b->align;
+    d.type = (int32_t)b->type;
+    d.dispatcher = (int32_t)b->dispatcher;
+    return d;
+}
+
+static epo_status disagree(const buffer_digest *a, const buffer_digest *b, int rank) {
+    const struct {
+        const char *name;
+        int32_t first, other;
+    } f[] = {
+        {"experts", a->experts, b->experts}, {"hidden", a->hidden, b->hidden},
+        {"top_k", a->top_k, b->top_k},       {"max_tokens", a->max_tokens, b->max_tokens},
+        {"chunks", a->chunks, b->chunks},    {"align_rows", a->align, b->align},
+        {"type", a->type, b->type},          {"dispatcher", a->dispatcher, b->dispatcher},
+    };
+    for (size_t i = 0; i < sizeof f / sizeof *f; i++)
+        if (f[i].first != f[i].other)
+            return epo_fail(EPO_E_PEER,
+                            "buffer: %s is %d on rank 0 and %d on rank %d; give all ranks the same",
+                            f[i].name, f[i].first, f[i].other, rank);
+    return EPO_OK;
+}
+
+/* All ranks learn each other's capacity, or that a rank's arguments were wrong:
+ * then each of them returns an error and nobody waits. */
+static epo_status agree(epo_buffer *b, epo_status mine, uint64_t max_rows, uint64_t *largest) {
+    epo_group *g = b->group;
+    buffer_digest own = digest_of(b, max_rows);
+    own.status = (int32_t)mine;
+    buffer_digest *all = calloc((size_t)g->ranks, sizeof *all);
+    if (all == NULL)
+        return epo_fail(EPO_E_NOMEM, "memory: need %zu bytes for %d ranks",
+                        (size_t)g->ranks * sizeof *all, g->ranks);
+    char text[EPO_ERROR_MAX];
+    memcpy(text, epo_fail_text(), sizeof text);
+    epo_status status = g->ops->allgather(g->be, &own, sizeof own, all);
+    if (status == EPO_OK && mine != EPO_OK)
+        status = epo_fail(mine, "%s", text);
+    for (int r = 0; status == EPO_OK && r < g->ranks; r++) {
+        if (all[r].status != EPO_OK)
+            status = epo_fail((epo_status)all[r].status,
+                              "buffer_create: rank %d refused its "
+                              "arguments; its error line tells why",
+                              r);
+        else
+            status = disagree(&all[0], &all[r], r);
+        *largest = all[r].max_rows > *largest ? all[r].max_rows : *largest;
+        if (status == EPO_OK)
+            b->max_rows[r] = all[r].max_rows;
+    }
+    free(all);
+    return status;
+}
+
+epo_status moe_buffer_create(epo_group *group, const epo_buffer_config *config, epo_buffer **out) {
+    if (group == NULL || out == NULL)
+        return epo_fail(EPO_E_ARG, "buffer_create: group or out is NULL");
+    epo_status status = moe_group_ok(group);
+    if (status != EPO_OK)
+        return status;
+    epo_buffer *b = calloc(1, sizeof *b);
+    uint64_t *rows = calloc((size_t)group->ranks, sizeof *rows), max_rows = 0, largest = 0;
+    if (b == NULL || rows == NULL) {
+        status = epo_fail(EPO_E_NOMEM, "memory: need %zu bytes for a buffer", sizeof *b);
+        goto failed;
+    }
+    status = configure(group, config, b, &max_rows);
+    b->group = group;
+    b->max_rows = rows;
+    status = agree(b, status, max_rows, &largest);
+    if (status != EPO_OK)
+        goto failed;
+    if (!lay_out(b, largest)) {
+        status = epo_fail(EPO_E_NOMEM, "buffer: its window needs more than 2^64 bytes");
+        goto failed;
+    }
+    status = group->ops->window_create(group->be, b->window_bytes, &b->window);
+    if (status != EPO_OK)
+        goto failed;
+    group->buffers++;
+    *out = b;
+    return EPO_OK;
+failed:
+    free(rows);
+    free(b);
+    return status;
+}
+
+epo_status moe_buffer_destroy(epo_buffer *buffer) {
+    if (buffer == NULL)
+        return EPO_OK;
+    epo_group *group = buffer->group;
+    if (buffer->plans > 0)
+        return epo_fail(EPO_E_STATE,
+                        "buffer_destroy: %d plans made from it still exist (a saved pass and a "
+                        "delayed weight gradient hold one each); release them first",
+                        buffer->plans);
+    /* Flags of the last pass may still be on their way to a peer's window. */
+    epo_status status = moe_group_ok(group);
+    if (status == EPO_OK)
+        status = moe_group_drain(group);
+    if (status == EPO_OK)
+        status = group->ops->barrier(group->be);
+    group->ops->window_destroy(group->be, buffer->window);
+    group->buffers--;
+    free(buffer->max_rows);
+    free(buffer);
+    return status;
+}
+
+epo_ready moe_buffer_flag(const epo_buffer *buffer, uint64_t offset, uint64_t epoch,
+                          const char *what, int chunk) {
+    return (epo_ready){
+        .flag = moe_buffer_at(buffer, offset),
+        .epoch = epoch,
+        .count = buffer->group->ranks,
+        .peer = -1,
+        .what = what,
+        .chunk = chunk,
+    };
+}

@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * dispatch_alltoall.c - one row per (token, slot), written straight to its place
+ * in the owner's expert-major layout; back into the sender's own order.
+ */
+#include "moe/moe.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+typedef struct alltoall_maps {
+    uint64_t first, count;     /* layout, for operations */
+    uint64_t token, slot, row; /* of each send row; of each slot */
+    uint64_t pad, weight;
+} alltoall_maps;
+
+static void reserve(moe_arena *arena, const moe_making *m, uint64_t sent, alltoall_maps *at) {
+    const epo_plan *p = m->plan;
+    uint64_t local = (uint64_t)p->buffer->local;
+    at->first = moe_arena_add(arena, local, sizeof(uint64_t));
+    at->count = moe_arena_add(arena, local, sizeof(uint64_t));
+    at->token = moe_arena_add(arena, sent, sizeof(int32_t));
+    at->slot = moe_arena_add(arena, sent, sizeof(int32_t));
+    at->row = moe_arena_add(arena, (uint64_t)p->tokens * (uint64_t)p->top_k, sizeof(int32_t));
+    at->pad = moe_arena_add(arena, p->rows, sizeof(int32_t));
+    at->weight = moe_arena_add(arena, p->rows, sizeof(float));
+}
+
+/* Prefix sums over experts and sources, per rank where that matters. */
+typedef struct alltoall_places {
+    uint64_t *send_first; /* [E]: first send row of each expert on this rank */
+    uint64_t *cursor;     /* [E] */
+    uint64_t *target;     /* [E]: where this rank's rows begin at the owner */
+    uint64_t *source;     /* [R][El]: first send row, on each rank, of my experts */
+    void *memory;
+} alltoall_places;
+
+static void carve_places(moe_carver *c, const moe_making *m, alltoall_places *at) {
+    uint64_t experts = (uint64_t)m->shape.experts;
+    at->send_first = moe_carve(c, experts, sizeof(uint64_t));
+    at->cursor = moe_carve(c, experts, sizeof(uint64_t));
+    at->target = moe_carve(c, experts, sizeof(uint64_t));
+    at->source = moe_carve(c, experts, sizeof(uint64_t));
+}
+
+static void find_places(const moe_making *m, alltoall_places *at) {
+    const epo_route_shape *s = &m->shape;
+    size_t experts = (size_t)s->experts, local = (size_t)epo_route_local(s);
+    int rank = m->plan->buffer->group->rank;
+    for (size_t r = 0; r < (size_t)s->ranks; r++) {
+        epo_route_send_first(s, m->counts + r * experts, at->cursor);
+        for (size_t e = 0; e < local; e++)
+            at->source[r * local + e] = at->cursor[(size_t)rank * local + e];
+    }
+    epo_route_targets(s, m->counts, rank, at->target);
+    epo_route_send_first(s, m->counts + (size_t)rank * experts, at->send_first);
+}
+
+static void add(moe_piece *list, int *at, moe_piece piece) {
+    if (piece.rows > 0)
+        list[(*at)++] = piece;
+}
+
+/* The experts of one chunk between this rank and `peer`, in expert order: out to
+ * the peer's experts, in to mine, and both ways back. */
+static void add_chunk(const moe_making *m, const alltoall_places *at, int peer, int c,
+                      const int32_t *token, uint64_t *mine, int *n) {
+    const epo_route_shape *s = &m->shape;
+    epo_plan *p = m->plan;
+    size_t local = (size_t)epo_route_local(s), me = (size_t)p->buffer->group->rank;
+    for (int e = epo_route_chunk_first(s, c); e < epo_route_chunk_first(s, c + 1); e++) {
+        size_t theirs = (size_t)peer * local + (size_t)e, ours = me * local + (size_t)e;
+        uint64_t out = m->counts[me * (size_t)s->experts + theirs];
+        uint64_t in = m->counts[(size_t)peer * (size_t)s->experts + ours];
+        uint64_t from = at->source[(size_t)peer * local + (size_t)e];
+        uint64_t row = mine[(size_t)peer * local + (size_t)e];
+        add(p->dispatch.send, &n[0],
+            (moe_piece){peer, token + at->send_first[theirs], 0, at->target[theirs], out});
+        add(p->dispatch.recv, &n[1], (moe_piece){peer, NULL, 0, row, in});
+        add(p->combine.send, &n[2], (moe_piece){peer, NULL, row, from, in});
+        add(p->combine.recv, &n[3], (moe_piece){peer, NULL, 0, at->send_first[theirs], out});
+    }
+}
+
+/* mine[R][El]: where each source's rows begin in this rank's layout. */
+static void make_lanes(const moe_making *m, const alltoall_places *at, const int32_t *token,
+                       uint64_t *mine) {
+    const epo_route_shape *s = &m->shape;
+    epo_plan *p = m->plan;
+    size_t local = (size_t)epo_route_local(s), me = (size_t)p->buffer->group->rank;
+    int n[4] = {0, 0, 0, 0};
+    for (size_t e = 0; e < local; e++) {
+        uint64_t row = p->first[e];
+        for (size_t r = 0; r < (size_t)s->ranks; r++) {
+            mine[r * local + e] = row;
+            row += m->counts[r * (size_t)s->experts + me * local + e];
+        }
+    }
+    for (int c = 0; c < s->chunks; c++) {
+        p->dispatch.send_first[c] = n[0];
+        p->dispatch.recv_first[c] = n[1];
+        p->combine.send_first[c] = n[2];
+        p->combine.recv_first[c] = n[3];
+        for (int i = 0; i < s->ranks; i++)
+            add_chunk(m, at, ((int)me + 1 + i) % s->ranks, c, token, mine, n);
+    }
+    p->dispatch.send_first[s->chunks] = n[0];
+    p->dispatch.recv_first[s->chunks] = n[1];
+    p->combine.send_first[s->chunks] = n[2];
+    p->combine.recv_first[s->chunks] = n[3];
+}
+
+/* Router weights take the rows' way, four bytes each. */
+static epo_status exchange_weights(const moe_making *m, const int32_t *slot, const int32_t *token) {
+    epo_plan *p = m->plan;
+    const moe_lane *lane = &p->dispatch;
+    int chunks = p->chunks;
+    uint64_t base = p->buffer->meta_weight;
+    for (int i = 0; i < lane->send_first[chunks]; i++) {
+        const moe_piece *s = &lane->send[i];
+        lane->segments[i] = (epo_segment){
+            s->peer, m->weights,   slot + (s->index - token), base + s->dst_row * sizeof(float),
+            s->rows, sizeof(float)};
+    }
+    for (int i = 0; i < lane->recv_first[chunks]; i++) {
+        const moe_piece *s = &lane->recv[i];
+        lane->arrivals[i] =
+            (epo_arrival){s->peer, base + s->dst_row * sizeof(float), s->rows * sizeof(float)};
+    }
+    epo_status status = moe_plan_exchange_meta(p, lane->segments, lane->send_first[chunks],
+                                               lane->arrivals, lane->recv_first[chunks]);
+    return status == EPO_OK ? moe_plan_gather_weights(p, moe_buffer_at(p->buffer, base), p->pad)
+                            : status;
+}
+
+static void write_maps(const moe_making *m, const alltoall_places *places,
+                       const alltoall_maps *at) {
+    const epo_route_shape *s = &m->shape;
+    epo_plan *p = m->plan;
+    uint64_t *first = moe_arena_cpu(&p->arena, at->first),
+             *count = moe_arena_cpu(&p->arena, at->count);
+    for (int e = 0; e < epo_route_local(s); e++) {
+        first[e] = p->first[e];
+        count[e] = p->count[e];
+    }
+    epo_route_send(s, m->experts, p->tokens, places->send_first, places->cursor,
+                   moe_arena_cpu(&p->arena, at->token), moe_arena_cpu(&p->arena, at->slot),
+                   moe_arena_cpu(&p->arena, at->row));
+    epo_route_pad(s, p->first, p->count, p->rows, moe_arena_cpu(&p->arena, at->pad));
+    p->op_first = moe_arena_op(&p->arena, at->first);
+    p->op_count = moe_arena_op(&p->arena, at->count);
+    p->expand = p->pad = moe_arena_op(&p->arena, at->pad);
+    p->weight = moe_arena_op(&p->arena, at->weight);
+    p->sum = p->slot_weight = moe_arena_op(&p->arena, at->row);
+    p->sum_width = s->top_k;
+}
+
+epo_status moe_alltoall_make(moe_making *m) {
+    epo_plan *p = m->plan;
+    epo_group *g = p->buffer->group;
+    const epo_route_shape *s = &m->shape;
+    alltoall_maps at;
+    alltoall_places places;
+    uint64_t sent = 0;
+    for (int e = 0; e < s->experts; e++)
+        sent += m->counts[(size_t)g->rank * (size_t)s->experts + (size_t)e];
+    moe_carver count = {NULL, 0, false};
+    carve_places(&count, m, &places);
+    uint64_t *mine = moe_carve(&count, (uint64_t)s->experts, sizeof *mine);
+    moe_carver real = {calloc(1, count.used), 0, false};
+    if (real.base == NULL)
+        return epo_fail(EPO_E_NOMEM, "memory: need %" PRIu64 " bytes for the plan", count.used);
+    carve_places(&real, m, &places);
+    mine = moe_carve(&real, (uint64_t)s->experts, sizeof *mine);
+    find_places(m, &places);
+    reserve(&p->arena, m, sent, &at);
+    epo_status status = moe_arena_open(g, &p->arena);
+    if (status == EPO_OK) {
+        write_maps(m, &places, &at);
+        const int32_t *token = moe_arena_op(&p->arena, at.token);
+        make_lanes(m, &places, token, mine);
+        status = moe_arena_publish(g, &p->arena, 0, at.weight);
+        if (status == EPO_OK)
+            status = exchange_weights(m, moe_arena_op(&p->arena, at.slot), token);
+    }
+    free(real.base);
+    return status;
+}

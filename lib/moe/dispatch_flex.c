@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * dispatch_flex.c - one row per (token, destination rank).  Beside the rows go,
+ * once a plan, each row's local experts and router weights; from these the
+ * receiver makes its expert-major layout and the order in which rows return.
+ */
+#include "moe/moe.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+/* Offsets in the plan's arena. */
+typedef struct flex_maps {
+    uint64_t first, count, token, sum, slot_weight; /* known from the counts */
+    uint64_t expand, pad, back;                     /* known from the received meta */
+    uint64_t weight;
+} flex_maps;
+
+/* CPU arrays that only the making needs. */
+typedef struct flex_scratch {
+    uint64_t *send_block, *recv_block; /* [R]: first row of each rank's block */
+    uint32_t *send_first, *send_last;  /* [R][n+1] */
+    uint32_t *recv_first, *recv_last;
+    uint32_t *source_rows;              /* [R] */
+    uint32_t *send_cursor;              /* [3*R*n] */
+    uint64_t *recv_cursor, *back_first; /* [El + 2*R*n], [n][R] */
+    int32_t *meta;                      /* [received][K] */
+    epo_segment *segments;              /* [2*R] */
+    epo_arrival *arrivals;
+} flex_scratch;
+
+static void carve(moe_carver *c, const moe_making *m, uint64_t received, flex_scratch *f) {
+    uint64_t ranks = (uint64_t)m->shape.ranks, n = (uint64_t)m->shape.chunks;
+    f->send_block = moe_carve(c, ranks, sizeof *f->send_block);
+    f->recv_block = moe_carve(c, ranks, sizeof *f->recv_block);
+    f->send_first = moe_carve(c, ranks * (n + 1), sizeof *f->send_first);
+    f->send_last = moe_carve(c, ranks * (n + 1), sizeof *f->send_last);
+    f->recv_first = moe_carve(c, ranks * (n + 1), sizeof *f->recv_first);
+    f->recv_last = moe_carve(c, ranks * (n + 1), sizeof *f->recv_last);
+    f->source_rows = moe_carve(c, ranks, sizeof *f->source_rows);
+    f->send_cursor = moe_carve(c, 3 * ranks * n, sizeof *f->send_cursor);
+    f->recv_cursor =
+        moe_carve(c, (uint64_t)epo_route_local(&m->shape) + 2 * ranks * n, sizeof *f->recv_cursor);
+    f->back_first = moe_carve(c, n * ranks, sizeof *f->back_first);
+    f->meta = moe_carve(c, received * (uint64_t)m->shape.top_k, sizeof *f->meta);
+    f->segments = moe_carve(c, 2 * ranks, sizeof *f->segments);
+    f->arrivals = moe_carve(c, 2 * ranks, sizeof *f->arrivals);
+}
+
+static inline uint32_t rows_between(const moe_making *m, int source, int destination) {
+    return m->rank_rows[(size_t)source * (size_t)m->shape.ranks + (size_t)destination];
+}
+
+/* First row of source's block in destination's window. */
+static uint64_t window_block(const moe_making *m, int source, int destination) {
+    uint64_t row = 0;
+    for (int s = 0; s < source; s++)
+        row += rows_between(m, s, destination);
+    return row;
+}
+
+/* First row of destination's block in what comes back to source. */
+static uint64_t back_block(const moe_making *m, int source, int destination) {
+    uint64_t row = 0;
+    for (int d = 0; d < destination; d++)
+        row += rows_between(m, source, d);
+    return row;
+}
+
+static void reserve(moe_arena *arena, const moe_making *m, uint64_t sent, uint64_t received,
+                    flex_maps *at) {
+    const epo_plan *p = m->plan;
+    uint64_t local = (uint64_t)p->buffer->local, k = (uint64_t)p->top_k;
+    uint64_t tokens = (uint64_t)p->tokens;
+    at->first = moe_arena_add(arena, local, sizeof(uint64_t));
+    at->count = moe_arena_add(arena, local, sizeof(uint64_t));
+    at->token = moe_arena_add(arena, sent, sizeof(int32_t));
+    at->sum = moe_arena_add(arena, tokens * (uint64_t)p->sum_width, sizeof(int32_t));
+    at->slot_weight = moe_arena_add(arena, tokens * k, sizeof(int32_t));
+    at->expand = moe_arena_add(arena, p->rows, sizeof(int32_t));
+    at->pad = moe_arena_add(arena, p->rows, sizeof(int32_t));
+    at->back = moe_arena_add(arena, received * k, sizeof(int32_t));
+    at->weight = moe_arena_add(arena, p->rows, sizeof(float));
+}
+
+/* ---- meta ---------------------------------------------------------------- */
+
+/* Offsets of what is sent beside the rows, and of what came, in one short-lived
+ * arena. */
+typedef struct meta_maps {
+    uint64_t expert, slot, weight;
+} meta_maps;
+
+/* Per peer the experts, then the weights, of all rows of the plan. */
+static epo_status send_meta(const moe_making *m, const flex_scratch *f, const int32_t *expert,
+                            const int32_t *slot) {
+    const epo_buffer *b = m->plan->buffer;
+    uint64_t k = (uint64_t)m->shape.top_k;
+    int rank = b->group->rank, ranks = m->shape.ranks, n = 0;
+    for (int i = 0; i < ranks; i++) {
+        int peer = (rank + 1 + i) % ranks;
+        uint64_t out = rows_between(m, rank, peer) * k, in = rows_between(m, peer, rank) * k;
+        uint64_t from = f->send_block[peer] * k, to = window_block(m, rank, peer) * k;
+        uint64_t at = f->recv_block[peer] * k;
+        f->segments[n] = (epo_segment){peer, expert + from, NULL, b->meta_expert + to * 4, out, 4};
+        f->segments[n + 1] =
+            (epo_segment){peer, m->weights, slot + from, b->meta_weight + to * 4, out, 4};
+        f->arrivals[n] = (epo_arrival){peer, b->meta_expert + at * 4, in * 4};
+        f->arrivals[n + 1] = (epo_arrival){peer, b->meta_weight + at * 4, in * 4};
+        n += 2;
+    }
+    return moe_plan_exchange_meta(m->plan, f->segments, n, f->arrivals, n);
+}
+
+/* The sender's maps, and the exchange of meta. */
+static epo_status make_send(const moe_making *m, const flex_scratch *f, uint64_t sent,
+                            const flex_maps *at) {
+    epo_plan *p = m->plan;
+    epo_group *g = p->buffer->group;
+    uint64_t k = (uint64_t)p->top_k;
+    moe_arena arena = {0, false, {NULL, 0}, NULL};
+    uint64_t expert = moe_arena_add(&arena, sent * k, sizeof(int32_t));
+    uint64_t slot = moe_arena_add(&arena, sent * k, sizeof(int32_t));
+    epo_status status = moe_arena_open(g, &arena);
+    if (status != EPO_OK)
+        return status;
+    epo_route_flex_send out = {
+        .rank_first = f->send_block,
+        .first_of = f->send_first,
+        .last_of = f->send_last,
+        .token = moe_arena_cpu(&p->arena, at->token),
+        .meta_expert = moe_arena_cpu(&arena, expert),
+        .meta_slot = moe_arena_cpu(&arena, slot),
+        .sum = moe_arena_cpu(&p->arena, at->sum),
+        .width = p->sum_width,
+        .weight = moe_arena_cpu(&p->arena, at->slot_weight),
+    };
+    epo_route_flex_make_send(&m->shape, m->experts, p->tokens, f->send_cursor, &out);
+    /* Gathered weights: a slot that is another rank's sends any weight, here the
+     * first; its expert is -1, so nobody reads it. */
+    for (uint64_t i = 0; i < sent * k; i++)
+        out.meta_slot[i] = out.meta_slot[i] < 0 ? 0 : out.meta_slot[i];
+    status = moe_arena_publish(g, &arena, 0, arena.bytes);
+    if (status == EPO_OK)
+        status = send_meta(m, f, moe_arena_op(&arena, expert), moe_arena_op(&arena, slot));
+    moe_arena_close(g, &arena);
+    return status;
+}
+
+/* The receiver's maps from the meta that came. */
+static epo_status make_recv(const moe_making *m, const flex_scratch *f, const flex_maps *at,
+                            int32_t *weight) {
+    epo_plan *p = m->plan;
+    epo_buffer *b = p->buffer;
+    epo_status status = moe_group_read(b->group, f->meta, moe_buffer_at(b, b->meta_expert),
+                                       p->back_rows * (uint64_t)p->top_k * sizeof *f->meta);
+    if (status != EPO_OK)
+        return status;
+    epo_route_flex_recv in = {
+        .first = p->first,
+        .count = p->count,
+        .rows = p->rows,
+        .first_of = f->recv_first,
+        .last_of = f->recv_last,
+        .expand = moe_arena_cpu(&p->arena, at->expand),
+        .weight = weight,
+        .back = moe_arena_cpu(&p->arena, at->back),
+        .back_first = f->back_first,
+    };
+    uint64_t bad =
+        epo_route_flex_make_recv(&m->shape, f->meta, f->source_rows, f->recv_cursor, &in);
+    if (bad != 0)
+        return epo_fail(EPO_E_PEER,
+                        "plan: row %" PRIu64 " of the received routing does not fit "
+                        "the counts that came before it",
+                        bad - 1);
+    return EPO_OK;
+}
+
+/* ---- lanes --------------------------------------------------------------- */
+
+static void add(moe_piece *list, int *at, moe_piece piece) {
+    if (piece.rows > 0)
+        list[(*at)++] = piece;
+}
+
+static void add_chunk(const moe_making *m, const flex_scratch *f, int peer, int c,
+                      const int32_t *token, int *n) {
+    epo_plan *p = m->plan;
+    size_t at = (size_t)peer * ((size_t)p->chunks + 1) + (size_t)c;
+    int rank = p->buffer->group->rank;
+    uint64_t out = f->send_first[at], in = f->recv_first[at];
+    uint64_t home = f->recv_last[at], back = f->send_last[at];
+    add(p->dispatch.send, &n[0],
+        (moe_piece){peer, token + f->send_block[peer] + out, 0, window_block(m, rank, peer) + out,
+                    f->send_first[at + 1] - out});
+    add(p->dispatch.recv, &n[1],
+        (moe_piece){peer, NULL, 0, f->recv_block[peer] + in, f->recv_first[at + 1] - in});
+    add(p->combine.send, &n[2],
+        (moe_piece){peer, NULL, f->back_first[(size_t)c * (size_t)m->shape.ranks + (size_t)peer],
+                    back_block(m, peer, rank) + home, f->recv_last[at + 1] - home});
+    add(p->combine.recv, &n[3],
+        (moe_piece){peer, NULL, 0, f->send_block[peer] + back, f->send_last[at + 1] - back});
+}
+
+static void make_lanes(const moe_making *m, const flex_scratch *f, const int32_t *token) {
+    epo_plan *p = m->plan;
+    int n[4] = {0, 0, 0, 0}, ranks = m->shape.ranks, rank = p->buffer->group->rank;
+    for (int c = 0; c <= p->chunks; c++) {
+        p->dispatch.send_first[c] = n[0];
+        p->dispatch.recv_first[c] = n[1];
+        p->combine.send_first[c] = n[2];
+        p->combine.recv_first[c] = n[3];
+        p->back_first[c] = p->back_rows;
+        if (c == p->chunks)
+            break;
+        p->back_first[c] = f->back_first[(size_t)c * (size_t)ranks];
+        for (int i = 0; i < ranks; i++)
+            add_chunk(m, f, (rank + 1 + i) % ranks, c, token, n);
+    }
+}
+
+/* ---- the plan ------------------------------------------------------------ */
+
+static void name_maps(epo_plan *p, const flex_maps *at) {
+    p->op_first = moe_arena_op(&p->arena, at->first);
+    p->op_count = moe_arena_op(&p->arena, at->count);
+    p->expand = moe_arena_op(&p->arena, at->expand);
+    p->pad = moe_arena_op(&p->arena, at->pad);
+    p->back = moe_arena_op(&p->arena, at->back);
+    p->sum = moe_arena_op(&p->arena, at->sum);
+    p->slot_weight = moe_arena_op(&p->arena, at->slot_weight);
+    p->weight = moe_arena_op(&p->arena, at->weight);
+}
+
+static epo_status fill(const moe_making *m, const flex_scratch *f, uint64_t sent,
+                       const flex_maps *at) {
+    epo_plan *p = m->plan;
+    epo_group *g = p->buffer->group;
+    uint64_t *first = moe_arena_cpu(&p->arena, at->first);
+    uint64_t *count = moe_arena_cpu(&p->arena, at->count);
+    for (int e = 0; e < p->buffer->local; e++) {
+        first[e] = p->first[e];
+        count[e] = p->count[e];
+    }
+    epo_route_pad(&m->shape, p->first, p->count, p->rows, moe_arena_cpu(&p->arena, at->pad));
+    moe_arena weight = {0, false, {NULL, 0}, NULL};
+    moe_arena_add(&weight, p->rows, sizeof(int32_t));
+    epo_status status = moe_arena_open(g, &weight);
+    if (status == EPO_OK)
+        status = make_send(m, f, sent, at);
+    if (status == EPO_OK)
+        status = make_recv(m, f, at, moe_arena_cpu(&weight, 0));
+    if (status == EPO_OK)
+        status = moe_arena_publish(g, &p->arena, 0, at->weight);
+    if (status == EPO_OK)
+        status = moe_arena_publish(g, &weight, 0, weight.bytes);
+    if (status == EPO_OK) {
+        name_maps(p, at);
+        make_lanes(m, f, moe_arena_op(&p->arena, at->token));
+        status = moe_plan_gather_weights(p, moe_buffer_at(p->buffer, p->buffer->meta_weight),
+                                         moe_arena_op(&weight, 0));
+    }
+    moe_arena_close(g, &weight);
+    return status;
+}
+
+epo_status moe_flex_make(moe_making *m) {
+    epo_plan *p = m->plan;
+    epo_group *g = p->buffer->group;
+    int rank = g->rank, ranks = g->ranks;
+    uint64_t sent = back_block(m, rank, ranks), received = window_block(m, ranks, rank);
+    p->back_rows = received;
+    p->sum_width = ranks < p->top_k ? ranks : p->top_k;
+    flex_scratch f;
+    flex_maps at;
+    moe_carver count = {NULL, 0, false};
+    carve(&count, m, received, &f);
+    moe_carver real = {count.failed ? NULL : calloc(1, count.used), 0, false};
+    if (real.base == NULL)
+        return epo_fail(EPO_E_NOMEM, "memory: need %" PRIu64 " bytes for the plan", count.used);
+    carve(&real, m, received, &f);
+    for (int r = 0; r < ranks; r++) {
+        f.send_block[r] = back_block(m, rank, r);
+        f.recv_block[r] = window_block(m, r, rank);
+        f.source_rows[r] = rows_between(m, r, rank);
+    }
+    reserve(&p->arena, m, sent, received, &at);
+    epo_status status = moe_arena_open(g, &p->arena);
+    if (status == EPO_OK)
+        status = fill(m, &f, sent, &at);
+    free(real.base);
+    return status;
+}

@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "moe/moe.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DEFAULT_TIMEOUT_S = 600, DEFAULT_WARN_S = 30, MAX_CHUNKS = 1024 };
+#define DEFAULT_WGRAD_LIMIT (UINT64_C(1) << 30)
+
+epo_status moe_world_create(int ranks, epo_world **out) {
+    const epo_backend_ops *ops = epo_backend_get();
+    if (out == NULL)
+        return epo_fail(EPO_E_ARG, "world_create: out is NULL");
+    epo_status status = moe_check_range("ranks", ranks, 1, 1024);
+    if (status != EPO_OK)
+        return status;
+    if (ops->world_create == NULL)
+        return epo_fail(EPO_E_UNSUPPORTED, "the %s engine cannot have threads as ranks", ops->name);
+    epo_world *world;
+    status = ops->world_create(ranks, &world);
+    if (status != EPO_OK)
+        return status;
+    ((epo_object *)world)->engine = &moe_engine;
+    *out = world;
+    return EPO_OK;
+}
+
+void moe_world_destroy(epo_world *world) {
+    if (world != NULL)
+        epo_backend_get()->world_destroy(world);
+}
+
+epo_status moe_group_ok(epo_group *group) { return group->ops->status(group->be); }
+
+static void nothing(void *ctx) { (void)ctx; }
+
+static epo_status drain(epo_group *group, epo_queue *queue, const epo_ready *wait,
+                        const char *name) {
+    epo_deps deps = moe_deps(name, EPO_INTERVAL_COMM, -1);
+    if (wait != NULL)
+        moe_deps_wait(&deps, *wait);
+    deps.signal = group->done;
+    epo_status status = group->ops->call(queue, nothing, NULL, &deps);
+    return status == EPO_OK ? group->ops->sync(group->be, group->done) : status;
+}
+
+epo_status moe_group_wait(epo_group *group, epo_ready wait, const char *name) {
+    return drain(group, group->compute, &wait, name);
+}
+
+epo_status moe_group_drain(epo_group *group) {
+    epo_status status = drain(group, group->comm, NULL, "drain");
+    return status == EPO_OK ? drain(group, group->compute, NULL, "drain") : status;
+}
+
+epo_status moe_group_break(epo_group *group, epo_status status) {
+    char text[EPO_ERROR_MAX];
+    snprintf(text, sizeof text, "%s", epo_fail_text());
+    group->ops->abort(group->be, status, text);
+    /* The queues pass over what they hold; then nothing reads the caller's memory. */
+    epo_queue *queues[] = {group->comm, group->compute, group->fill};
+    for (size_t i = 0; i < sizeof queues / sizeof *queues; i++)
+        (void)drain(group, queues[i], NULL, "drain");
+    return epo_fail(status, "%s", text);
+}
+
+epo_status moe_group_read(epo_group *group, void *dst, const void *src, uint64_t bytes) {
+    if (group->ops->read != NULL)
+        return group->ops->read(group->be, dst, src, bytes);
+    memcpy(dst, src, bytes);
+    return EPO_OK;
+}
+
+static epo_status check_config(const epo_group_config *c) {
+    epo_status status = moe_check_range("overlap", c->overlap, EPO_OFF, EPO_ON);
+    if (status == EPO_OK)
+        status =
+            moe_check_range("dispatcher", c->dispatcher, EPO_DISPATCH_ALLTOALL, EPO_DISPATCH_FLEX);
+    if (status == EPO_OK)
+        status = moe_check_range("delay_wgrad", c->delay_wgrad, EPO_OFF, EPO_ON);
+    if (status == EPO_OK)
+        status = moe_check_range("chunks", c->chunks, 0, MAX_CHUNKS);
+    if (status == EPO_OK && c->delay_wgrad == EPO_ON && c->overlap == EPO_OFF)
+        status = epo_fail(EPO_E_ARG, "delay_wgrad is on and overlap is off: delayed weight "
+                                     "gradients need overlap; turn overlap on or delay_wgrad off");
+    if (status == EPO_OK && !(c->timeout_s >= 0 && c->warn_s >= 0))
+        status = epo_fail(EPO_E_ARG, "timeout_s, warn_s: found %g, %g, allowed 0 or more",
+                          c->timeout_s, c->warn_s);
+    return status;
+}
+
+static epo_status open_backend(epo_group *g, const epo_group_config *c) {
+    epo_backend_config config = {
+        .rank = c->rank,
+        .ranks = c->ranks,
+        .members = c->members,
+        .nmembers = c->nmembers,
+        .bootstrap = c->bootstrap,
+        .threads = c->threads,
+        .timeout_s = c->timeout_s > 0 ? c->timeout_s : DEFAULT_TIMEOUT_S,
+        .warn_s = c->warn_s > 0 ? c->warn_s : DEFAULT_WARN_S,
+    };
+    epo_status status = g->ops->open(&config, &g->be);
+    if (status != EPO_OK)
+        return status;
+    const epo_backend_info *info = g->ops->info(g->be);
+    g->rank = info->rank;
+    g->ranks = info->ranks;
+    return EPO_OK;
+}
+
+static epo_status make_queues(epo_group *g) {
+    epo_status status = g->ops->queue_create(g->be, EPO_QUEUE_COMPUTE, &g->compute);
+    if (status != EPO_OK)
+        return status;
+    status = g->ops->queue_create(g->be, EPO_QUEUE_COMM, &g->comm);
+    if (!g->overlap)
+        g->fill = g->compute;
+    else if (status == EPO_OK)
+        status = g->ops->queue_create(g->be, EPO_QUEUE_FILL, &g->fill);
+    epo_event **events[] = {&g->rows, &g->read, &g->sent, &g->done, &g->grad, &g->fill_done};
+    for (size_t i = 0; status == EPO_OK && i < sizeof events / sizeof *events; i++)
+        status = g->ops->event_create(g->be, events[i]);
+    return status;
+}
+
+/* What all ranks must have decided alike, or they would wait for each other. */
+typedef struct group_digest {
+    int32_t overlap, dispatcher, chunks;
+} group_digest;
+
+static epo_status agree(epo_group *g) {
+    group_digest mine = {g->overlap, (int32_t)g->dispatcher, g->chunks};
+    group_digest *all = calloc((size_t)g->ranks, sizeof *all);
+    if (all == NULL)
+        return epo_fail(EPO_E_NOMEM, "memory: need %zu bytes for %d ranks",
+                        (size_t)g->ranks * sizeof *all, g->ranks);
+    epo_status status = g->ops->allgather(g->be, &mine, sizeof mine, all);
+    for (int r = 1; status == EPO_OK && r < g->ranks; r++)
+        if (memcmp(&all[r], &all[0], sizeof *all) != 0)
+            status = epo_fail(EPO_E_PEER,
+                              "the ranks disagree: rank 0 has overlap %d, dispatcher %d, chunks "
+                              "%d, rank %d has %d, %d, %d; give all ranks the same",
+                              all[0].overlap, all[0].dispatcher, all[0].chunks, r, all[r].overlap,
+                              all[r].dispatcher, all[r].chunks);
+    free(all);
+    return status;
+}
+
+static void group_free(epo_group *g, bool broken) {
+    if (g == NULL)
+        return;
+    if (g->be != NULL) {
+        const epo_backend_ops *ops = g->ops;
+        epo_event *events[] = {g->rows, g->read, g->sent, g->done, g->grad, g->fill_done};
+        if (g->fill != NULL && g->fill != g->compute)
+            ops->queue_destroy(g->be, g->fill);
+        if (g->comm != NULL)
+            ops->queue_destroy(g->be, g->comm);
+        if (g->compute != NULL)
+            ops->queue_destroy(g->be, g->compute);
+        for (size_t i = 0; i < sizeof events / sizeof *events; i++)
+            if (events[i] != NULL)
+                ops->event_destroy(g->be, events[i]);
+        moe_pool_drain(g);
+        ops->close(g->be, broken);
+    }
+    while (g->spare != NULL) {
+        epo_saved *next = g->spare->next;
+        free(g->spare);
+        g->spare = next;
+    }
+    free(g->reason);
+    free(g);
+}
+
+epo_status moe_group_create(const epo_engine_group *given, epo_group **out) {
+    if (given == NULL || out == NULL)
+        return epo_fail(EPO_E_ARG, "group_create: config or out is NULL");
+    epo_group_config c = EPO_GROUP_CONFIG_INIT;
+    epo_status status = given->size != sizeof *given
+                            ? epo_fail(EPO_E_VERSION,
+                                       "epo_engine_group: found %zu bytes, this "
+                                       "engine has %zu; install matching parts",
+                                       given->size, sizeof *given)
+                            : moe_input(&c, sizeof c, &given->config, sizeof c, "epo_group_config");
+    if (status == EPO_OK)
+        status = check_config(&c);
+    if (status != EPO_OK)
+        return status;
+    epo_group *g = calloc(1, sizeof *g);
+    if (g == NULL || (g->reason = strdup(given->reason != NULL ? given->reason : "")) == NULL) {
+        group_free(g, true);
+        return epo_fail(EPO_E_NOMEM, "memory: need %zu bytes for a group", sizeof *g);
+    }
+    g->object.engine = &moe_engine;
+    g->ops = epo_backend_get();
+    g->overlap = c.overlap == EPO_ON;
+    g->delay_wgrad = c.delay_wgrad == EPO_ON;
+    g->dispatcher = c.dispatcher;
+    g->chunks = c.chunks;
+    g->wgrads.limit = c.wgrad_limit_bytes > 0 ? c.wgrad_limit_bytes : DEFAULT_WGRAD_LIMIT;
+    status = open_backend(g, &c);
+    if (status == EPO_OK)
+        status = agree(g);
+    if (status == EPO_OK)
+        status = make_queues(g);
+    if (status != EPO_OK) {
+        group_free(g, true);
+        return status;
+    }
+    *out = g;
+    return EPO_OK;
+}
+
+epo_status moe_group_destroy(epo_group *group) {
+    if (group == NULL)
+        return EPO_OK;
+    if (group->buffers + group->layers + group->saved > 0)
+        return epo_fail(EPO_E_STATE,
+                        "group_destroy: %d buffers, %d layers and %d saved passes made from the "
+                        "group still exist; destroy them first",
+                        group->buffers, group->layers, group->saved);
+    bool broken = moe_group_ok(group) != EPO_OK;
+    group_free(group, broken);
+    return EPO_OK;
+}
+
+epo_status moe_group_query(const epo_group *group, epo_group_info *info) {
+    if (group == NULL)
+        return epo_fail(EPO_E_ARG, "group_query: group is NULL");
+    const epo_backend_info *be = group->ops->info(group->be);
+    epo_group_info all = {
+        .size = sizeof all,
+        .engine = be->engine,
+        .rank = group->rank,
+        .ranks = group->ranks,
+        .overlap = group->overlap,
+        .dispatcher = group->dispatcher,
+        .delay_wgrad = group->delay_wgrad,
+        .chunks = group->chunks,
+        .link_gbs = be->link_gbs,
+        .link_us = be->link_us,
+        .reason = group->reason,
+        .versions = be->versions,
+    };
+    return moe_output(info, &all, sizeof all, "epo_group_info");
+}
+
+epo_status moe_group_async_error(epo_group *group) {
+    return group == NULL ? epo_fail(EPO_E_ARG, "group_async_error: group is NULL")
+                         : moe_group_ok(group);
+}
+
+epo_status moe_group_barrier(epo_group *group) {
+    if (group == NULL)
+        return epo_fail(EPO_E_ARG, "group_barrier: group is NULL");
+    epo_status status = moe_group_ok(group);
+    return status == EPO_OK ? group->ops->barrier(group->be) : status;
+}
+
+epo_status moe_group_allreduce(epo_group *group, float *data, uint64_t count, epo_stream stream) {
+    if (group == NULL || (data == NULL && count > 0))
+        return epo_fail(EPO_E_ARG, "group_allreduce: group or data is NULL");
+    epo_status status = moe_group_ok(group);
+    return status == EPO_OK ? group->ops->allreduce(group->be, data, count, stream) : status;
+}

@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "moe/moe.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SPARE_SAVED = 64, MAX_WIDTH = 1 << 24 };
+
+/* ---- layer --------------------------------------------------------------- */
+
+static epo_status check_pointers(const epo_layer_config *c) {
+    if (c->w1 == NULL || c->w2 == NULL)
+        return epo_fail(EPO_E_ARG, "layer: w1 is %s, w2 is %s; give both weights",
+                        c->w1 == NULL ? "NULL" : "given", c->w2 == NULL ? "NULL" : "given");
+    if ((c->dw1 == NULL) != (c->dw2 == NULL))
+        return epo_fail(EPO_E_ARG, "layer: dw1 is %s, dw2 is %s; give both gradients or none",
+                        c->dw1 == NULL ? "NULL" : "given", c->dw2 == NULL ? "NULL" : "given");
+    return EPO_OK;
+}
+
+static epo_status check_layer(const epo_group *g, const epo_layer_config *c) {
+    const epo_backend_info *info = g->ops->info(g->be);
+    epo_status status = moe_check_experts(c->experts, g->ranks);
+    if (status == EPO_OK)
+        status = moe_check_range("hidden", c->hidden, 1, MAX_WIDTH);
+    if (status == EPO_OK)
+        status = moe_check_range("ffn", c->ffn, 1, MAX_WIDTH);
+    if (status == EPO_OK)
+        status = moe_check_type(info, "type", c->type);
+    if (status == EPO_OK && c->dw1 != NULL)
+        status = moe_check_type(info, "wgrad_type", c->wgrad_type);
+    if (status == EPO_OK && c->dw1 != NULL && c->wgrad_type != EPO_F32 && c->wgrad_type != c->type)
+        status = epo_fail(EPO_E_ARG, "wgrad_type: found %d, allowed EPO_F32 or the layer's type %d",
+                          (int)c->wgrad_type, (int)c->type);
+    return status == EPO_OK ? check_pointers(c) : status;
+}
+
+epo_status moe_layer_create(epo_group *group, const epo_layer_config *config, epo_layer **out) {
+    if (group == NULL || out == NULL)
+        return epo_fail(EPO_E_ARG, "layer_create: group or out is NULL");
+    epo_layer_config c = EPO_LAYER_CONFIG_INIT;
+    epo_status status = moe_group_ok(group);
+    if (status == EPO_OK)
+        status =
+            moe_input(&c, sizeof c, config, offsetof(epo_layer_config, dw1), "epo_layer_config");
+    if (status == EPO_OK)
+        status = check_layer(group, &c);
+    if (status != EPO_OK)
+        return status;
+    epo_layer *layer = calloc(1, sizeof *layer);
+    if (layer == NULL)
+        return epo_fail(EPO_E_NOMEM, "memory: need %zu bytes for a layer", sizeof *layer);
+    layer->object.engine = &moe_engine;
+    layer->group = group;
+    layer->config = c;
+    layer->local = c.experts / group->ranks;
+    group->layers++;
+    *out = layer;
+    return EPO_OK;
+}
+
+epo_status moe_layer_destroy(epo_layer *layer) {
+    if (layer == NULL)
+        return EPO_OK;
+    epo_group *g = layer->group;
+    if (layer->saved > 0)
+        return epo_fail(EPO_E_STATE,
+                        "layer_destroy: %d saved passes of the layer still exist; call "
+                        "epo_backward or epo_saved_release on each first",
+                        layer->saved);
+    epo_status status = EPO_OK;
+    if (layer->wgrads > 0) {
+        status = moe_wgrad_flush(g, layer, NULL);
+        if (status == EPO_OK)
+            status = g->ops->sync(g->be, g->fill_done);
+        moe_wgrad_retire(g, false);
+        moe_wgrad_discard(g, layer);
+    }
+    g->layers--;
+    free(layer);
+    return status;
+}
+
+epo_status moe_layer_wgrad_flush(epo_layer *layer, epo_stream stream) {
+    if (layer == NULL)
+        return epo_fail(EPO_E_ARG, "layer_wgrad_flush: layer is NULL");
+    return moe_wgrad_flush(layer->group, layer, stream);
+}
+
+epo_status moe_group_wgrad_flush(epo_group *group, epo_stream stream) {
+    if (group == NULL)
+        return epo_fail(EPO_E_ARG, "group_wgrad_flush: group is NULL");
+    return moe_wgrad_flush(group, NULL, stream);
+}
+
+/* ---- saved --------------------------------------------------------------- */
+
+/* Handles are used again oldest first and only when many are spare, so that a
+ * handle used twice is found instead of standing for another pass. */
+static epo_saved *take_saved(epo_group *g) {
+    epo_saved *saved = NULL;
+    if (g->nspare >= SPARE_SAVED) {
+        saved = g->spare;
+        g->spare = saved->next;
+        g->spare_tail = g->spare != NULL ? g->spare_tail : NULL;
+        g->nspare--;
+        memset(saved, 0, sizeof *saved);
+    } else {
+        saved = calloc(1, sizeof *saved);
+    }
+    return saved;
+}
+
+static epo_status make_saved(epo_layer *layer, epo_plan *plan, epo_saved **out) {
+    epo_saved *saved = take_saved(layer->group);
+    if (saved == NULL)
+        return epo_fail(EPO_E_NOMEM, "memory: need %zu bytes for a saved pass", sizeof *saved);
+    saved->object.engine = &moe_engine;
+    saved->live = true;
+    saved->layer = layer;
+    saved->plan = plan;
+    moe_plan_retain(plan);
+    layer->saved++;
+    layer->group->saved++;
+    *out = saved;
+    return EPO_OK;
+}
+
+void moe_saved_drop(epo_saved *saved) {
+    epo_group *g = saved->layer->group;
+    moe_pool_put(g, &saved->x);
+    moe_pool_put(g, &saved->h);
+    moe_plan_release(saved->plan);
+    saved->plan = NULL;
+    saved->live = false;
+    saved->next = NULL;
+    saved->layer->saved--;
+    g->saved--;
+    if (g->spare_tail != NULL)
+        g->spare_tail->next = saved;
+    else
+        g->spare = saved;
+    g->spare_tail = saved;
+    g->nspare++;
+}
+
+void moe_saved_release(epo_saved *saved) {
+    if (saved != NULL && saved->live)
+        moe_saved_drop(saved);
+}
+
+/* ---- forward, backward --------------------------------------------------- */
+
+static epo_status check_fit(const epo_layer *l, const epo_plan *plan) {
+    const epo_buffer *b = plan->buffer;
+    if (b->group != l->group)
+        return epo_fail(EPO_E_ARG, "layer and plan belong to different groups");
+    if (l->config.experts != b->experts || l->config.hidden != b->hidden ||
+        l->config.type != b->type)
+        return epo_fail(EPO_E_ARG,
+                        "the layer has %d experts, hidden %d, type %d; the plan's buffer has %d, "
+                        "%d, %d; make a buffer for this layer",
+                        l->config.experts, l->config.hidden, (int)l->config.type, b->experts,
+                        b->hidden, (int)b->type);
+    return EPO_OK;
+}
+
+epo_status moe_forward(epo_layer *layer, epo_plan *plan, const void *x, void *y, epo_saved **saved,
+                       epo_stream stream) {
+    if (layer == NULL || plan == NULL)
+        return epo_fail(EPO_E_ARG, "forward: layer or plan is NULL");
+    if (plan->tokens > 0 && (x == NULL || y == NULL))
+        return epo_fail(EPO_E_ARG, "forward: x is %s, y is %s; the plan has %d tokens",
+                        x == NULL ? "NULL" : "given", y == NULL ? "NULL" : "given", plan->tokens);
+    double start = moe_stats_now();
+    epo_group *g = layer->group;
+    epo_saved *s = NULL;
+    epo_status status = check_fit(layer, plan);
+    if (status == EPO_OK)
+        status = moe_group_ok(g);
+    if (status == EPO_OK)
+        status = make_saved(layer, plan, &s);
+    if (status != EPO_OK)
+        return status;
+    status = moe_layer_forward(layer, plan, x, y, s, stream);
+    if (status != EPO_OK || saved == NULL)
+        moe_saved_drop(s);
+    if (status != EPO_OK)
+        return status;
+    if (saved != NULL)
+        *saved = s;
+    g->stats.forward_calls++;
+    g->stats.call_s += moe_stats_now() - start;
+    moe_wgrad_retire(g, true);
+    return EPO_OK;
+}
+
+epo_status moe_backward(epo_layer *layer, epo_saved *saved, const void *dy, void *dx,
+                        float *dweights, epo_stream stream) {
+    if (saved == NULL)
+        return epo_fail(EPO_E_ARG, "backward: saved is NULL; give what epo_forward returned");
+    if (!saved->live)
+        return epo_fail(EPO_E_STATE, "backward: saved was used before, by epo_backward or "
+                                     "epo_saved_release; a forward's saved serves once");
+    double start = moe_stats_now();
+    epo_group *g = saved->layer->group;
+    int tokens = saved->plan->tokens;
+    epo_status status = EPO_OK;
+    if (layer == NULL || layer != saved->layer)
+        status = epo_fail(EPO_E_ARG, "backward: saved comes from another layer's forward");
+    else if (tokens > 0 && (dy == NULL || dx == NULL))
+        status = epo_fail(EPO_E_ARG, "backward: dy is %s, dx is %s; the plan has %d tokens",
+                          dy == NULL ? "NULL" : "given", dx == NULL ? "NULL" : "given", tokens);
+    else
+        status = moe_group_ok(g);
+    if (status == EPO_OK) {
+        status = moe_layer_backward(layer, saved, dy, dx, dweights, stream);
+        layer->microbatch++;
+    }
+    moe_saved_drop(saved);
+    if (status == EPO_OK) {
+        g->stats.backward_calls++;
+        g->stats.call_s += moe_stats_now() - start;
+    }
+    return status;
+}

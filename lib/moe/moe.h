@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * moe.h - the engine's objects and who calls whom inside lib/moe.
+ *
+ *   engine.c    the table of epo_engine over epo_backend_get()
+ *   input.c     structs of other header versions, numbers and their limits
+ *   group.c     ranks, queues, events; broken or not
+ *   pool.c      memory that is kept between passes
+ *   buffer.c    one window and what lies where in it
+ *   plan.c      counts exchanged, errors agreed; dispatch_*.c make the maps
+ *   pipeline.c  the pass: dispatch, expand, return, finish
+ *   experts.c   the GEMMs of a pass, forward and backward
+ *   layer.c     layer and saved objects
+ *   wgrad.c     weight gradients, at once or delayed
+ *   stats.c     figures
+ */
+#ifndef EPO_MOE_MOE_H
+#define EPO_MOE_MOE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "backend/backend.h"
+#include "backend/engine.h"
+#include "backend/route.h"
+#include "core/size.h"
+#include "core/status.h"
+
+/* ---- input.c ---------------------------------------------------------- */
+
+/* Copies a caller's struct of another header version over *dst, which holds the
+ * defaults: what the caller's lacks stays; bytes that this build does not know
+ * must be zero.  `need` bytes at least must be there. */
+epo_status moe_input(void *dst, size_t size, const void *src, size_t need, const char *name);
+/* The reverse: writes what the caller's struct has room for, `size` stays his. */
+epo_status moe_output(void *dst, const void *src, size_t size, const char *name);
+epo_status moe_check_range(const char *name, int64_t found, int64_t low, int64_t high);
+epo_status moe_check_type(const epo_backend_info *info, const char *name, epo_dtype type);
+epo_status moe_check_experts(int experts, int ranks);
+size_t moe_type_size(epo_dtype type);
+
+/* ---- pool.c ----------------------------------------------------------- */
+
+typedef struct moe_block {
+    void *ptr; /* NULL: nothing held */
+    uint64_t bytes;
+} moe_block;
+
+typedef struct moe_pool {
+    moe_block *idle;
+    int nidle, room;
+} moe_pool;
+
+/* Memory of at least `bytes` from the pool, else from the backend. */
+epo_status moe_pool_get(epo_group *group, uint64_t bytes, moe_block *out);
+/* Back into the pool; an empty block is accepted. */
+void moe_pool_put(epo_group *group, moe_block *block);
+void moe_pool_drain(epo_group *group);
+
+/* Many arrays in one block, written by the CPU, then published to operations. */
+typedef struct moe_arena {
+    uint64_t bytes;
+    bool failed; /* sizes overflowed */
+    moe_block block;
+    char *cpu; /* the block itself where operation memory is ordinary memory */
+} moe_arena;
+/* Reserves count * size bytes; the result is an offset for the two below. */
+uint64_t moe_arena_add(moe_arena *arena, uint64_t count, uint64_t size);
+epo_status moe_arena_open(epo_group *group, moe_arena *arena);
+static inline void *moe_arena_cpu(const moe_arena *arena, uint64_t offset) {
+    return arena->cpu + offset;
+}
+static inline void *moe_arena_op(const moe_arena *arena, uint64_t offset) {
+    return (char *)arena->block.ptr + offset;
+}
+/* What the CPU wrote in [from, to) becomes visible to operations. */
+epo_status moe_arena_publish(epo_group *group, moe_arena *arena, uint64_t from, uint64_t to);
+void moe_arena_close(epo_group *group, moe_arena *arena);
+
+/* ---- group.c ---------------------------------------------------------- */
+
+typedef struct moe_wgrad moe_wgrad;
+
+/* Weight gradients that are not yet in dw1 and dw2, oldest first. */
+typedef struct moe_wgrad_queue {
+    moe_wgrad *head, *tail;
+    uint64_t bytes, limit;
+} moe_wgrad_queue;
+
+struct epo_group {
+    epo_object object;
+    const epo_backend_ops *ops;
+    epo_backend *be;
+    int rank, ranks;
+    bool overlap, delay_wgrad;
+    epo_dispatcher dispatcher;
+    int chunks;
+    char *reason;
+    epo_queue *compute, *comm, *fill; /* serial: fill is the compute queue */
+    epo_event *rows;                  /* compute: rows to send are ready */
+    epo_event *read;                  /* compute: a slot was read for the last time */
+    epo_event *sent;                  /* comm: what this rank sends has left its memory */
+    epo_event *done;                  /* compute: the outputs are complete */
+    epo_event *grad;                  /* compute: operands of weight gradients are ready */
+    epo_event *fill_done;
+    moe_pool pool;
+    moe_wgrad_queue wgrads;
+    epo_stats stats;
+    epo_saved *spare, *spare_tail; /* handles, kept so that a second use is found */
+    int nspare;
+    int buffers, layers, saved; /* made and not yet gone */
+};
+
+/* EPO_OK, or the error that broke the group. */
+epo_status moe_group_ok(epo_group *group);
+/* A collective call failed on this rank after peers may have begun it: ends the
+ * group's work, so that no one waits here; returns `status`. */
+epo_status moe_group_break(epo_group *group, epo_status status);
+/* The calling thread waits for `wait` (a flag or an event). */
+epo_status moe_group_wait(epo_group *group, epo_ready wait, const char *name);
+/* Until this rank's queues hold nothing more; FILL excepted. */
+epo_status moe_group_drain(epo_group *group);
+epo_status moe_group_read(epo_group *group, void *dst, const void *src, uint64_t bytes);
+
+/* ---- buffer.c --------------------------------------------------------- */
+
+/* One way through the window: the slot, the flags that say it was filled, the
+ * flags that say it was read, and how often it was used. */
+typedef struct moe_slot {
+    uint64_t rows, extra; /* offsets: token rows, and what travels beside them */
+    uint64_t arrive;      /* [chunks][ranks] words */
+    uint64_t credit;      /* [ranks] words */
+    uint64_t use;
+} moe_slot;
+
+struct epo_buffer {
+    epo_object object;
+    epo_group *group;
+    int experts, local, hidden, top_k, max_tokens, chunks, align;
+    epo_dtype type;
+    epo_dispatcher dispatcher;
+    uint64_t row_bytes;
+    uint64_t *max_rows; /* [ranks] */
+    epo_window *window;
+    uint64_t window_bytes;
+    moe_slot dispatch, combine;
+    /* Plans: counts of every rank, twice (a rank may be one plan ahead); meta. */
+    uint64_t counts, counts_arrive, counts_bytes;
+    uint64_t meta_arrive, meta_expert, meta_weight;
+    uint64_t plans_made;
+    int plans;
+};
+
+static inline void *moe_buffer_at(const epo_buffer *buffer, uint64_t offset) {
+    return (char *)buffer->group->ops->window_local(buffer->window) + offset;
+}
+static inline epo_route_shape moe_buffer_shape(const epo_buffer *b, int top_k) {
+    return (epo_route_shape){b->group->ranks, b->experts, top_k, b->chunks, b->align};
+}
+/* Wait until words [0, ranks) at `offset` of the own window reach `epoch`. */
+epo_ready moe_buffer_flag(const epo_buffer *buffer, uint64_t offset, uint64_t epoch,
+                          const char *what, int chunk);
+
+/* ---- plan.c, dispatch_*.c --------------------------------------------- */
+
+/* One contiguous run of rows at its destination. */
+typedef struct moe_piece {
+    int peer;
+    const int32_t *index; /* NULL: contiguous at the source too */
+    uint64_t src_row, dst_row, rows;
+} moe_piece;
+
+/* What goes out and what comes in, chunk after chunk. */
+typedef struct moe_lane {
+    moe_piece *send, *recv;
+    int *send_first, *recv_first; /* [chunks + 1] */
+    epo_segment *segments;        /* filled when a pass issues it; 2 per piece */
+    epo_arrival *arrivals;
+} moe_lane;
+
+struct epo_plan {
+    epo_object object;
+    epo_buffer *buffer;
+    int refs;
+    int tokens, top_k, chunks;
+    uint64_t rows;
+    uint64_t *first, *count;             /* [El], for the CPU */
+    const uint64_t *op_first, *op_count; /* the same, for operations */
+    moe_lane dispatch, combine;
+    const int32_t *expand; /* [rows]: row of the dispatch slot, or -1 */
+    const int32_t *pad;    /* [rows]: i or -1 */
+    float *weight;         /* [rows] */
+    /* Rows that go back: flex sums a token's rows here first. */
+    uint64_t back_rows;
+    const int32_t *back;  /* [back_rows][K], NULL: expert-major rows go back */
+    uint64_t *back_first; /* [chunks + 1] */
+    /* At the owner, over rows of the combine slot. */
+    const int32_t *sum; /* [T][sum_width] */
+    int sum_width;
+    const int32_t *slot_weight; /* [T*K] floats beside the rows, or -1 */
+    moe_arena arena;
+    void *memory; /* one allocation for all CPU arrays */
+};
+
+/* Bytes of what a rank tells the others about its routing. */
+uint64_t moe_plan_record_bytes(int experts, int ranks);
+
+/* What plan.c knows when a dispatcher makes its maps. */
+typedef struct moe_making {
+    epo_plan *plan;
+    epo_route_shape shape;
+    const int32_t *experts;    /* [T][K] */
+    const uint32_t *counts;    /* [R][E] */
+    const uint32_t *rank_rows; /* [R][R]: rows of source s for destination d at [s][d] */
+    const float *weights;      /* [T*K], operation memory */
+} moe_making;
+epo_status moe_alltoall_make(moe_making *m);
+epo_status moe_flex_make(moe_making *m);
+
+/* CPU arrays: one calloc, carved.  Every carve is repeated by `count` first. */
+typedef struct moe_carver {
+    char *base; /* NULL: only count */
+    uint64_t used;
+    bool failed;
+} moe_carver;
+void *moe_carve(moe_carver *c, uint64_t count, uint64_t size);
+/* A lane of at most `pieces` out and in. */
+void moe_lane_carve(moe_carver *c, moe_lane *lane, uint64_t pieces, int chunks);
+/* Sends meta segments to their place, and waits for the others'. */
+epo_status moe_plan_exchange_meta(epo_plan *plan, const epo_segment *send, int nsend,
+                                  const epo_arrival *recv, int nrecv);
+/* weight[row] = src[index[row]], 0 for -1; complete on return. */
+epo_status moe_plan_gather_weights(epo_plan *plan, const float *src, const int32_t *index);
+
+/* ---- pipeline.c ------------------------------------------------------- */
+
+/* One way of rows to the experts and back.  A failed step makes the later ones
+ * do nothing; moe_pass_end returns the first failure. */
+typedef struct moe_pass {
+    epo_group *group;
+    epo_plan *plan;
+    epo_buffer *buffer;
+    epo_stream stream;
+    int chunks; /* 1: the whole plan in one piece, whatever its chunks */
+    epo_status status;
+    moe_block back, back_weight; /* flex: what goes back */
+} moe_pass;
+
+void moe_pass_begin(moe_pass *p, epo_plan *plan, int chunks, epo_stream stream);
+uint64_t moe_pass_first_row(const moe_pass *p, int chunk); /* chunk == chunks: all rows */
+void moe_pass_get(moe_pass *p, uint64_t count, uint64_t size, moe_block *out);
+/* Sends the rows of src[T][H]. */
+void moe_pass_dispatch(moe_pass *p, const void *src);
+/* Chunk's arrived rows to their expert-major place in dst; the last one gives the
+ * slot back. */
+void moe_pass_expand(moe_pass *p, int chunk, void *dst);
+/* Chunk's rows, and row_weight[rows] if not NULL, on their way back; call it for
+ * chunks in order. */
+void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_weight);
+/* y[T][H], and slot_weight[T][K] if not NULL, from what came back. */
+void moe_pass_finish(moe_pass *p, void *y, float *slot_weight);
+/* Waits for the outputs (host); frees; on failure ends the group's work. */
+epo_status moe_pass_end(moe_pass *p);
+epo_deps moe_deps(const char *name, epo_interval_kind kind, int chunk);
+void moe_deps_wait(epo_deps *deps, epo_ready ready);
+
+/* ---- layer.c, experts.c ----------------------------------------------- */
+
+struct epo_layer {
+    epo_object object;
+    epo_group *group;
+    epo_layer_config config;
+    int local;
+    uint64_t microbatch; /* of the next backward */
+    int wgrads;          /* entries in the group's queue */
+    int saved;
+};
+
+struct epo_saved {
+    epo_object object;
+    bool live;
+    epo_layer *layer;
+    epo_plan *plan;
+    moe_block x, h; /* expert-major rows and fc1's output */
+    epo_saved *next;
+};
+
+epo_status moe_layer_forward(epo_layer *layer, epo_plan *plan, const void *x, void *y,
+                             epo_saved *saved, epo_stream stream);
+epo_status moe_layer_backward(epo_layer *layer, epo_saved *saved, const void *dy, void *dx,
+                              float *dweights, epo_stream stream);
+/* Gives up blocks and plan; the handle goes to the group's spares. */
+void moe_saved_drop(epo_saved *saved);
+
+/* ---- wgrad.c ---------------------------------------------------------- */
+
+/* One backward call's weight gradients; owns its operands until they are done. */
+struct moe_wgrad {
+    moe_wgrad *next;
+    epo_layer *layer;
+    uint64_t microbatch, bytes;
+    moe_block dy, a, dh, x;
+    /* The layout, copied: the plan and its buffer may go before the entry. */
+    moe_arena arena;
+    uint64_t *first, *count; /* [El], CPU */
+    const uint64_t *op_first, *op_count;
+    int gemms;
+    bool issued;
+    int done; /* atomic; set by the queue */
+};
+
+epo_status moe_wgrad_make(epo_layer *layer, const epo_plan *plan, moe_wgrad **out);
+/* GEMMs of local experts [first, last) on the fill queue, after `wait` (or NULL). */
+epo_status moe_wgrad_issue(moe_wgrad *w, int first, int last, const epo_ready *wait, int chunk);
+/* All GEMMs were issued: one more operation notes their end. */
+epo_status moe_wgrad_issue_end(moe_wgrad *w);
+void moe_wgrad_append(epo_group *group, moe_wgrad *w);
+/* Issues every waiting entry to the fill queue: communication is exposed now. */
+epo_status moe_wgrad_issue_delayed(epo_group *group);
+/* Retires what is done, in order, with callbacks; `hidden`: inside a pass. */
+void moe_wgrad_retire(epo_group *group, bool hidden);
+/* Runs the oldest until the byte limit holds. */
+epo_status moe_wgrad_limit(epo_group *group);
+/* Runs and retires the layer's entries (NULL: all). */
+epo_status moe_wgrad_flush(epo_group *group, epo_layer *layer, epo_stream stream);
+/* Forgets the layer's entries (NULL: all) without running them: a broken group. */
+void moe_wgrad_discard(epo_group *group, epo_layer *layer);
+void moe_wgrad_free(moe_wgrad *w);
+
+/* ---- stats.c ---------------------------------------------------------- */
+
+typedef enum moe_bytes { MOE_BYTES_DISPATCH, MOE_BYTES_COMBINE, MOE_BYTES_CONTROL } moe_bytes;
+void moe_stats_exchange(epo_group *group, moe_bytes kind, const epo_segment *send, int nsend);
+double moe_stats_now(void);
+
+/* ---- the table's functions, by object --------------------------------- */
+
+epo_status moe_world_create(int ranks, epo_world **out);
+void moe_world_destroy(epo_world *world);
+epo_status moe_group_create(const epo_engine_group *config, epo_group **out);
+epo_status moe_group_destroy(epo_group *group);
+epo_status moe_group_query(const epo_group *group, epo_group_info *info);
+epo_status moe_group_async_error(epo_group *group);
+epo_status moe_group_barrier(epo_group *group);
+epo_status moe_group_allreduce(epo_group *group, float *data, uint64_t count, epo_stream stream);
+epo_status moe_group_wgrad_flush(epo_group *group, epo_stream stream);
+epo_status moe_group_stats(epo_group *group, epo_stats *stats, int reset);
+epo_status moe_record_start(epo_group *group, uint64_t capacity);
+epo_status moe_record_stop(epo_group *group, const epo_interval **intervals, uint64_t *count,
+                           uint64_t *dropped);
+epo_status moe_buffer_bytes(const epo_group *group, const epo_buffer_config *config,
+                            uint64_t *bytes);
+epo_status moe_buffer_create(epo_group *group, const epo_buffer_config *config, epo_buffer **out);
+epo_status moe_buffer_destroy(epo_buffer *buffer);
+epo_status moe_plan_create(epo_buffer *buffer, const epo_routing *routing, epo_stream stream,
+                           epo_plan **out);
+void moe_plan_retain(epo_plan *plan);
+void moe_plan_release(epo_plan *plan);
+epo_status moe_plan_rows(const epo_plan *plan, uint64_t *rows);
+epo_status moe_plan_experts(const epo_plan *plan, uint64_t *first, uint64_t *count);
+epo_status moe_dispatch(epo_plan *plan, const void *x, void *rows, float *row_weights,
+                        epo_stream stream);
+epo_status moe_combine(epo_plan *plan, const void *rows, void *y, const float *row_dweights,
+                       float *dweights, epo_stream stream);
+epo_status moe_layer_create(epo_group *group, const epo_layer_config *config, epo_layer **out);
+epo_status moe_layer_destroy(epo_layer *layer);
+epo_status moe_layer_wgrad_flush(epo_layer *layer, epo_stream stream);
+epo_status moe_forward(epo_layer *layer, epo_plan *plan, const void *x, void *y, epo_saved **saved,
+                       epo_stream stream);
+epo_status moe_backward(epo_layer *layer, epo_saved *saved, const void *dy, void *dx,
+                        float *dweights, epo_stream stream);
+void moe_saved_release(epo_saved *saved);
+
+extern const epo_engine moe_engine;
+
+#endif

@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * pipeline.c - rows to the experts and back.
+ *
+ * Two slots of the window are used in turns by all passes over a buffer: dispatch
+ * and combine.  Use u of a slot: the sender waits until every peer has given
+ * credit u-1 (it reads use u-1 no more), writes, and raises the peer's arrival
+ * flag of the chunk to u; the receiver waits for that flag, reads, and gives
+ * credit u.  Every rank issues every exchange, also those without bytes, so the
+ * order is the same everywhere.
+ *
+ * Serial: one chunk, so dispatch, experts and combine depend on each other, and
+ * the combine waits for the weight gradients too: nothing overlaps.
+ *
+ * No cycle: within a queue an exchange stands behind the local operations it waits
+ * for, and what those wait for stands earlier in the peers' queues.
+ */
+#include "moe/moe.h"
+
+epo_deps moe_deps(const char *name, epo_interval_kind kind, int chunk) {
+    return (epo_deps){.nwait = 0, .signal = NULL, .name = name, .kind = (int)kind, .chunk = chunk};
+}
+
+void moe_deps_wait(epo_deps *deps, epo_ready ready) { deps->wait[deps->nwait++] = ready; }
+
+void moe_pass_begin(moe_pass *p, epo_plan *plan, int chunks, epo_stream stream) {
+    epo_group *g = plan->buffer->group;
+    *p = (moe_pass){
+        .group = g, .plan = plan, .buffer = plan->buffer, .stream = stream, .chunks = chunks};
+    p->status = g->ops->stream_enter(g->be, g->compute, stream);
+    if (p->status == EPO_OK)
+        p->status = g->ops->stream_enter(g->be, g->comm, stream);
+}
+
+/* Of the plan's chunks, the first of the pass's chunk `c`. */
+static int plan_chunk(const moe_pass *p, int c) {
+    return p->chunks == p->plan->chunks ? c : c == 0 ? 0 : p->plan->chunks;
+}
+
+uint64_t moe_pass_first_row(const moe_pass *p, int chunk) {
+    const epo_buffer *b = p->buffer;
+    epo_route_shape s = moe_buffer_shape(b, p->plan->top_k);
+    int e = epo_route_chunk_first(&s, plan_chunk(p, chunk));
+    return e < b->local ? p->plan->first[e] : p->plan->rows;
+}
+
+void moe_pass_get(moe_pass *p, uint64_t count, uint64_t size, moe_block *out) {
+    uint64_t bytes;
+    if (p->status != EPO_OK)
+        return;
+    if (!epo_size_mul(count, size, &bytes))
+        p->status = epo_fail(EPO_E_NOMEM, "memory: a pass needs more than 2^64 bytes");
+    else
+        p->status = moe_pool_get(p->group, bytes, out);
+}
+
+static uint64_t arrive_flag(const moe_pass *p, const moe_slot *slot, int chunk) {
+    return slot->arrive + (uint64_t)chunk * (uint64_t)p->group->ranks * sizeof(uint64_t);
+}
+
+/* Segments and arrivals of the pass's chunk: rows of src to `to`, and, if `extra`
+ * is not NULL, extra_bytes for each row to `extra_to`. */
+typedef struct cargo {
+    const void *rows;
+    uint64_t row_bytes, to;
+    const void *extra;
+    uint64_t extra_bytes, extra_to;
+} cargo;
+
+static void load(epo_segment *out, const moe_piece *piece, const void *src, uint64_t bytes,
+                 uint64_t to) {
+    *out = (epo_segment){
+        .peer = piece->peer,
+        .src = (const char *)src + (piece->index == NULL ? piece->src_row * bytes : 0),
+        .index = piece->index,
+        .dst_offset = to + piece->dst_row * bytes,
+        .rows = piece->rows,
+        .row_bytes = (uint32_t)bytes,
+    };
+}
+
+static epo_exchange load_lane(const moe_pass *p, moe_lane *lane, int chunk, const cargo *c) {
+    int from = plan_chunk(p, chunk), to = plan_chunk(p, chunk + 1);
+    int s0 = lane->send_first[from], s1 = lane->send_first[to];
+    int r0 = lane->recv_first[from], r1 = lane->recv_first[to];
+    epo_segment *send = lane->segments + 2 * (size_t)s0;
+    epo_arrival *recv = lane->arrivals + 2 * (size_t)r0;
+    int nsend = 0, nrecv = 0;
+    for (int i = s0; i < s1; i++)
+        load(&send[nsend++], &lane->send[i], c->rows, c->row_bytes, c->to);
+    for (int i = s0; i < s1 && c->extra != NULL; i++)
+        load(&send[nsend++], &lane->send[i], c->extra, c->extra_bytes, c->extra_to);
+    for (int i = r0; i < r1; i++) {
+        const moe_piece *piece = &lane->recv[i];
+        recv[nrecv++] = (epo_arrival){piece->peer, c->to + piece->dst_row * c->row_bytes,
+                                      piece->rows * c->row_bytes};
+    }
+    for (int i = r0; i < r1 && c->extra != NULL; i++) {
+        const moe_piece *piece = &lane->recv[i];
+        recv[nrecv++] = (epo_arrival){piece->peer, c->extra_to + piece->dst_row * c->extra_bytes,
+                                      piece->rows * c->extra_bytes};
+    }
+    return (epo_exchange){
+        .window = p->buffer->window, .send = send, .nsend = nsend, .recv = recv, .nrecv = nrecv};
+}
+
+/* Tells every peer, after `event`, that this rank reads use `use` no more. */
+static void give_credit(moe_pass *p, const moe_slot *slot, epo_event *event) {
+    epo_group *g = p->group;
+    epo_exchange x = {.window = p->buffer->window, .flag_offset = slot->credit, .epoch = slot->use};
+    epo_deps deps = moe_deps("credit", EPO_INTERVAL_COMM, -1);
+    moe_deps_wait(&deps, epo_ready_event(event));
+    if (p->status == EPO_OK)
+        p->status = g->ops->exchange(g->comm, &x, &deps);
+}
+
+void moe_pass_dispatch(moe_pass *p, const void *src) {
+    epo_group *g = p->group;
+    moe_slot *slot = &p->buffer->dispatch;
+    cargo c = {.rows = src, .row_bytes = p->buffer->row_bytes, .to = slot->rows};
+    if (p->status != EPO_OK)
+        return;
+    slot->use++;
+    for (int i = 0; i < p->chunks && p->status == EPO_OK; i++) {
+        epo_exchange x = load_lane(p, &p->plan->dispatch, i, &c);
+        epo_deps deps = moe_deps("dispatch", EPO_INTERVAL_COMM, i);
+        x.flag_offset = arrive_flag(p, slot, i);
+        x.epoch = slot->use;
+        if (i == 0)
+            moe_deps_wait(&deps, moe_buffer_flag(p->buffer, slot->credit, slot->use - 1,
+                                                 "dispatch slot", -1));
+        deps.signal = i == p->chunks - 1 ? g->sent : NULL;
+        moe_stats_exchange(g, MOE_BYTES_DISPATCH, x.send, x.nsend);
+        p->status = g->ops->exchange(g->comm, &x, &deps);
+    }
+}
+
+void moe_pass_expand(moe_pass *p, int chunk, void *dst) {
+    epo_group *g = p->group;
+    const epo_buffer *b = p->buffer;
+    const moe_slot *slot = &b->dispatch;
+    uint64_t first = moe_pass_first_row(p, chunk), rows = moe_pass_first_row(p, chunk + 1) - first;
+    if (p->status != EPO_OK)
+        return;
+    epo_rows_gather gather = {(char *)dst + first * b->row_bytes, moe_buffer_at(b, slot->rows),
+                              p->plan->expand + first, rows, (uint32_t)b->row_bytes};
+    epo_deps deps = moe_deps("expand", EPO_INTERVAL_LOCAL, chunk);
+    moe_deps_wait(
+        &deps, moe_buffer_flag(b, arrive_flag(p, slot, chunk), slot->use, "dispatch chunk", chunk));
+    bool last = chunk == p->chunks - 1;
+    deps.signal = last ? g->read : NULL;
+    g->stats.local_bytes += 2 * rows * b->row_bytes;
+    p->status = g->ops->gather(g->compute, &gather, &deps);
+    if (last)
+        give_credit(p, slot, g->read);
+}
+
+/* flex: the chunk's finished rows, summed over a token's slots. */
+static void sum_back(moe_pass *p, int chunk, const void *rows, const float *row_weight) {
+    epo_group *g = p->group;
+    const epo_plan *plan = p->plan;
+    const epo_buffer *b = p->buffer;
+    uint64_t k = (uint64_t)plan->top_k, first = plan->back_first[plan_chunk(p, chunk)];
+    uint64_t n = plan->back_first[plan_chunk(p, chunk + 1)] - first;
+    epo_rows_reduce reduce = {.dst = (char *)p->back.ptr + first * b->row_bytes,
+                              .src = rows,
+                              .index = plan->back + first * k,
+                              .rows = n,
+                              .width = plan->top_k,
+                              .elements = b->hidden,
+                              .type = b->type};
+    epo_deps deps = moe_deps("reduce", EPO_INTERVAL_LOCAL, chunk);
+    deps.signal = g->rows;
+    g->stats.local_bytes += (k + 1) * n * b->row_bytes;
+    if (row_weight != NULL) {
+        epo_rows_gather gather = {(float *)p->back_weight.ptr + first * k, row_weight,
+                                  plan->back + first * k, n * k, sizeof(float)};
+        epo_deps gather_deps = moe_deps("dweights", EPO_INTERVAL_LOCAL, chunk);
+        p->status = g->ops->gather(g->compute, &gather, &gather_deps);
+    }
+    if (p->status == EPO_OK)
+        p->status = g->ops->reduce(g->compute, &reduce, &deps);
+}
+
+void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_weight) {
+    epo_group *g = p->group;
+    epo_buffer *b = p->buffer;
+    moe_slot *slot = &b->combine;
+    uint64_t k = (uint64_t)p->plan->top_k;
+    bool flex = p->plan->back != NULL;
+    if (flex && chunk == 0) {
+        moe_pass_get(p, p->plan->back_rows, b->row_bytes, &p->back);
+        moe_pass_get(p, p->plan->back_rows * k, sizeof(float), &p->back_weight);
+    }
+    if (flex && p->status == EPO_OK)
+        sum_back(p, chunk, rows, row_weight);
+    if (p->status != EPO_OK)
+        return;
+    cargo c = {.rows = flex ? p->back.ptr : rows,
+               .row_bytes = b->row_bytes,
+               .to = slot->rows,
+               .extra = row_weight == NULL ? NULL
+                        : flex             ? p->back_weight.ptr
+                                           : (const void *)row_weight,
+               .extra_bytes = (flex ? k : 1) * sizeof(float),
+               .extra_to = slot->extra};
+    epo_exchange x = load_lane(p, &p->plan->combine, chunk, &c);
+    epo_deps deps = moe_deps("combine", EPO_INTERVAL_COMM, chunk);
+    moe_deps_wait(&deps, epo_ready_event(g->rows));
+    if (!g->overlap)
+        moe_deps_wait(&deps, epo_ready_event(g->fill_done));
+    if (chunk == 0) {
+        slot->use++;
+        moe_deps_wait(&deps, moe_buffer_flag(b, slot->credit, slot->use - 1, "combine slot", -1));
+    }
+    x.flag_offset = arrive_flag(p, slot, chunk);
+    x.epoch = slot->use;
+    deps.signal = chunk == p->chunks - 1 ? g->sent : NULL;
+    moe_stats_exchange(g, MOE_BYTES_COMBINE, x.send, x.nsend);
+    p->status = g->ops->exchange(g->comm, &x, &deps);
+}
+
+void moe_pass_finish(moe_pass *p, void *y, float *slot_weight) {
+    epo_group *g = p->group;
+    const epo_plan *plan = p->plan;
+    const epo_buffer *b = p->buffer;
+    const moe_slot *slot = &b->combine;
+    if (p->status != EPO_OK)
+        return;
+    uint64_t tokens = (uint64_t)plan->tokens;
+    epo_rows_reduce reduce = {.dst = y,
+                              .src = moe_buffer_at(b, slot->rows),
+                              .index = plan->sum,
+                              .rows = tokens,
+                              .width = plan->sum_width,
+                              .elements = b->hidden,
+                              .type = b->type};
+    epo_deps deps = moe_deps("unpermute", EPO_INTERVAL_LOCAL, -1);
+    /* A peer's exchanges run in order, so its last chunk tells of all.  `sent`:
+     * when the outputs are complete, nothing reads this pass's memory any more. */
+    moe_deps_wait(&deps, moe_buffer_flag(b, arrive_flag(p, slot, p->chunks - 1), slot->use,
+                                         "combine chunk", p->chunks - 1));
+    moe_deps_wait(&deps, epo_ready_event(g->sent));
+    deps.signal = g->done;
+    g->stats.local_bytes += ((uint64_t)plan->sum_width + 1) * tokens * b->row_bytes;
+    p->status = g->ops->reduce(g->compute, &reduce, &deps);
+    if (slot_weight != NULL && p->status == EPO_OK) {
+        epo_rows_gather gather = {slot_weight, moe_buffer_at(b, slot->extra), plan->slot_weight,
+                                  tokens * (uint64_t)plan->top_k, sizeof(float)};
+        epo_deps gather_deps = moe_deps("dweights", EPO_INTERVAL_LOCAL, -1);
+        gather_deps.signal = g->done;
+        p->status = g->ops->gather(g->compute, &gather, &gather_deps);
+    }
+    give_credit(p, slot, g->done);
+}
+
+epo_status moe_pass_end(moe_pass *p) {
+    epo_group *g = p->group;
+    if (p->status == EPO_OK)
+        p->status = g->ops->stream_leave(g->be, g->done, p->stream);
+    if (p->status != EPO_OK)
+        p->status = moe_group_break(g, p->status);
+    moe_pool_put(g, &p->back);
+    moe_pool_put(g, &p->back_weight);
+    return p->status;
+}
+
+/* ---- a caller's own experts ---------------------------------------------- */
+
+epo_status moe_dispatch(epo_plan *plan, const void *x, void *rows, float *row_weights,
+                        epo_stream stream) {
+    if (plan == NULL)
+        return epo_fail(EPO_E_ARG, "dispatch: plan is NULL");
+    if ((x == NULL && plan->tokens > 0) || (rows == NULL && plan->rows > 0))
+        return epo_fail(EPO_E_ARG, "dispatch: x is %s and rows is %s; %d tokens, %llu rows",
+                        x == NULL ? "NULL" : "given", rows == NULL ? "NULL" : "given", plan->tokens,
+                        (unsigned long long)plan->rows);
+    epo_group *g = plan->buffer->group;
+    epo_status status = moe_group_ok(g);
+    if (status != EPO_OK)
+        return status;
+    moe_pass p;
+    moe_pass_begin(&p, plan, 1, stream);
+    moe_pass_dispatch(&p, x);
+    moe_pass_expand(&p, 0, rows);
+    if (p.status == EPO_OK) {
+        /* Without weights it copies nothing, and tells that the rows are there and
+         * that x is read no more. */
+        epo_rows_gather gather = {row_weights, plan->weight, plan->pad,
+                                  row_weights != NULL ? plan->rows : 0, sizeof(float)};
+        epo_deps deps = moe_deps("weights", EPO_INTERVAL_LOCAL, -1);
+        moe_deps_wait(&deps, epo_ready_event(g->sent));
+        deps.signal = g->done;
+        p.status = g->ops->gather(g->compute, &gather, &deps);
+    }
+    return moe_pass_end(&p);
+}
+
+epo_status moe_combine(epo_plan *plan, const void *rows, void *y, const float *row_dweights,
+                       float *dweights, epo_stream stream) {
+    if (plan == NULL)
+        return epo_fail(EPO_E_ARG, "combine: plan is NULL");
+    if ((y == NULL && plan->tokens > 0) || (rows == NULL && plan->rows > 0))
+        return epo_fail(EPO_E_ARG, "combine: rows is %s and y is %s; %d tokens, %llu rows",
+                        rows == NULL ? "NULL" : "given", y == NULL ? "NULL" : "given", plan->tokens,
+                        (unsigned long long)plan->rows);
+    if ((row_dweights == NULL && plan->rows > 0 && dweights != NULL) ||
+        (row_dweights != NULL && plan->tokens > 0 && dweights == NULL))
+        return epo_fail(EPO_E_ARG,
+                        "combine: row_dweights and dweights are both NULL or both given");
+    epo_status status = moe_group_ok(plan->buffer->group);
+    if (status != EPO_OK)
+        return status;
+    moe_pass p;
+    moe_pass_begin(&p, plan, 1, stream);
+    /* A rank without rows has no row_dweights and may still receive some. */
+    moe_pass_return(&p, 0, rows,
+                    row_dweights == NULL && dweights != NULL ? plan->weight : row_dweights);
+    moe_pass_finish(&p, y, dweights);
+    return moe_pass_end(&p);
+}

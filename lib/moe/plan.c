@@ -1,0 +1,398 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * plan.c - a routing becomes a plan.  Every rank tells every other its counts,
+ * and whether its arguments were right, in one record; so all ranks return the
+ * same error and none waits for rows that never come.
+ */
+#include "moe/moe.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A rank's record: this head, then expert_rows[E] and rank_rows[R]. */
+typedef struct record_head {
+    int32_t status, tokens, top_k, unused;
+    char text[176];
+} record_head;
+
+uint64_t moe_plan_record_bytes(int experts, int ranks) {
+    return sizeof(record_head) + ((uint64_t)experts + (uint64_t)ranks) * sizeof(uint32_t);
+}
+
+/* ---- CPU arrays -------------------------------------------------------- */
+
+void *moe_carve(moe_carver *c, uint64_t count, uint64_t size) {
+    uint64_t at, bytes, end;
+    if (!epo_size_align(c->used, 16, &at) || !epo_size_mul(count, size, &bytes) ||
+        !epo_size_add(at, bytes, &end)) {
+        c->failed = true;
+        return NULL;
+    }
+    c->used = end;
+    return c->base != NULL ? c->base + at : NULL;
+}
+
+void moe_lane_carve(moe_carver *c, moe_lane *lane, uint64_t pieces, int chunks) {
+    lane->send = moe_carve(c, pieces, sizeof *lane->send);
+    lane->recv = moe_carve(c, pieces, sizeof *lane->recv);
+    lane->send_first = moe_carve(c, (uint64_t)chunks + 1, sizeof *lane->send_first);
+    lane->recv_first = moe_carve(c, (uint64_t)chunks + 1, sizeof *lane->recv_first);
+    lane->segments = moe_carve(c, 2 * pieces, sizeof *lane->segments);
+    lane->arrivals = moe_carve(c, 2 * pieces, sizeof *lane->arrivals);
+}
+
+/* What lives as long as the plan, and what only its making needs. */
+static void carve(moe_carver *c, epo_plan *p) {
+    const epo_buffer *b = p->buffer;
+    uint64_t local = (uint64_t)b->local;
+    p->first = moe_carve(c, local, sizeof *p->first);
+    p->count = moe_carve(c, local, sizeof *p->count);
+    p->back_first = moe_carve(c, (uint64_t)p->chunks + 1, sizeof *p->back_first);
+    moe_lane_carve(c, &p->dispatch, (uint64_t)b->experts, p->chunks);
+    moe_lane_carve(c, &p->combine, (uint64_t)b->experts, p->chunks);
+}
+
+typedef struct making_arrays {
+    int32_t *experts;
+    uint32_t *counts, *rank_rows;
+    char *records;
+} making_arrays;
+
+static void carve_making(moe_carver *c, const epo_buffer *b, uint64_t slots, making_arrays *a) {
+    uint64_t ranks = (uint64_t)b->group->ranks;
+    a->experts = moe_carve(c, slots, sizeof *a->experts);
+    a->counts = moe_carve(c, ranks * (uint64_t)b->experts, sizeof *a->counts);
+    a->rank_rows = moe_carve(c, ranks * ranks, sizeof *a->rank_rows);
+    a->records = moe_carve(c, ranks, b->counts_bytes);
+}
+
+/* ---- this rank's routing ------------------------------------------------ */
+
+static epo_status say(const epo_buffer *b, epo_status status, const char *format, ...)
+    EPO_PRINTF(3, 4);
+static epo_status say(const epo_buffer *b, epo_status status, const char *format, ...) {
+    char text[sizeof((record_head *)0)->text];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return epo_fail(status, "rank %d: %s", b->group->rank, text);
+}
+
+static epo_status check_routing(const epo_buffer *b, const epo_routing *r) {
+    if (r->tokens < 0 || r->tokens > b->max_tokens)
+        return say(b, EPO_E_ARG, "tokens: found %d, allowed 0..%d (the buffer's max_tokens)",
+                   r->tokens, b->max_tokens);
+    if (r->top_k < 1 || r->top_k > b->top_k)
+        return say(b, EPO_E_ARG, "top_k: found %d, allowed 1..%d (the buffer's top_k)", r->top_k,
+                   b->top_k);
+    if (r->tokens > 0 && r->experts == NULL)
+        return say(b, EPO_E_ARG, "experts is NULL and tokens is %d", r->tokens);
+    return EPO_OK;
+}
+
+/* Copies the caller's indices, checked. */
+static epo_status copy_experts(const epo_buffer *b, const epo_route_shape *s, const epo_routing *r,
+                               int32_t *copy) {
+    epo_group *g = b->group;
+    uint64_t slots = (uint64_t)r->tokens * (uint64_t)r->top_k;
+    const int64_t *experts = r->experts;
+    int64_t *fetched = NULL;
+    if (g->ops->read != NULL && slots > 0) {
+        fetched = malloc(slots * sizeof *fetched);
+        if (fetched == NULL)
+            return say(b, EPO_E_NOMEM, "memory: need %" PRIu64 " bytes for the routing",
+                       slots * (uint64_t)sizeof *fetched);
+        epo_status status = moe_group_read(g, fetched, experts, slots * sizeof *fetched);
+        if (status != EPO_OK) {
+            free(fetched);
+            return status;
+        }
+        experts = fetched;
+    }
+    uint64_t bad = epo_route_check(s, experts, r->tokens, copy);
+    epo_status status = EPO_OK;
+    if (bad < slots)
+        status =
+            say(b, EPO_E_INDEX, "experts[%" PRIu64 "][%" PRIu64 "] = %" PRId64 ", allowed -1..%d",
+                bad / (uint64_t)r->top_k, bad % (uint64_t)r->top_k, experts[bad], b->experts - 1);
+    free(fetched);
+    return status;
+}
+
+/* This rank's record, complete whatever is wrong. */
+static void write_record(const epo_buffer *b, const epo_route_shape *s, const epo_routing *r,
+                         epo_status status, const int32_t *experts, char *record) {
+    record_head head = {.status = (int32_t)status, .tokens = r->tokens, .top_k = r->top_k};
+    if (status != EPO_OK)
+        snprintf(head.text, sizeof head.text, "%s", epo_fail_text());
+    memset(record, 0, b->counts_bytes);
+    memcpy(record, &head, sizeof head);
+    uint32_t *rows = (uint32_t *)(void *)(record + sizeof head);
+    if (status == EPO_OK)
+        epo_route_count(s, experts, r->tokens, rows, rows + b->experts);
+}
+
+/* ---- exchange of records ------------------------------------------------ */
+
+/* Sends, and waits on the calling thread until all ranks have sent theirs.  When it
+ * returns, failed or not, the exchange reads the caller's memory no more. */
+static epo_status exchange_control(epo_buffer *b, const epo_exchange *x, const char *name) {
+    epo_group *g = b->group;
+    epo_deps deps = moe_deps(name, EPO_INTERVAL_COMM, -1);
+    moe_stats_exchange(g, MOE_BYTES_CONTROL, x->send, x->nsend);
+    epo_status status = g->ops->exchange(g->comm, x, &deps);
+    if (status != EPO_OK)
+        return status;
+    status = moe_group_wait(g, moe_buffer_flag(b, x->flag_offset, x->epoch, name, -1), name);
+    epo_status drained = moe_group_drain(g);
+    return status != EPO_OK ? status : drained;
+}
+
+/* Records of all ranks into records[R].  The slot alternates: a rank sends its
+ * record of plan p+1 when it has read all of plan p, so p+2 finds p's slot free. */
+static epo_status exchange_records(epo_buffer *b, const char *mine, char *records) {
+    epo_group *g = b->group;
+    moe_arena arena = {0, false, {NULL, 0}, NULL};
+    moe_arena_add(&arena, 1, b->counts_bytes);
+    epo_segment *send = calloc((size_t)g->ranks, sizeof *send);
+    epo_arrival *recv = calloc((size_t)g->ranks, sizeof *recv);
+    epo_status status = send == NULL || recv == NULL
+                            ? epo_fail(EPO_E_NOMEM, "memory: need room for %d ranks", g->ranks)
+                            : moe_arena_open(g, &arena);
+    if (status != EPO_OK)
+        goto out;
+    memcpy(arena.cpu, mine, b->counts_bytes);
+    status = moe_arena_publish(g, &arena, 0, b->counts_bytes);
+    if (status != EPO_OK)
+        goto out;
+    uint64_t epoch = ++b->plans_made;
+    uint64_t slot = b->counts + (epoch % 2) * (uint64_t)g->ranks * b->counts_bytes;
+    for (int i = 0; i < g->ranks; i++) {
+        int peer = (g->rank + 1 + i) % g->ranks;
+        send[i] = (epo_segment){peer, arena.block.ptr,
+                                NULL, slot + (uint64_t)g->rank * b->counts_bytes,
+                                1,    (uint32_t)b->counts_bytes};
+        recv[i] = (epo_arrival){peer, slot + (uint64_t)peer * b->counts_bytes, b->counts_bytes};
+    }
+    epo_exchange x = {b->window, send, g->ranks, recv, g->ranks, b->counts_arrive, epoch};
+    status = exchange_control(b, &x, "counts");
+    if (status == EPO_OK)
+        status = moe_group_read(g, records, moe_buffer_at(b, slot),
+                                (uint64_t)g->ranks * b->counts_bytes);
+out:
+    moe_arena_close(g, &arena);
+    free(recv);
+    free(send);
+    return status;
+}
+
+/* The same verdict on every rank: the lowest rank's error, then K, then rows. */
+static epo_status judge(const epo_buffer *b, const epo_route_shape *s, making_arrays *a) {
+    for (int r = 0; r < s->ranks; r++) {
+        const char *record = a->records + (uint64_t)r * b->counts_bytes;
+        const uint32_t *rows = (const uint32_t *)(const void *)(record + sizeof(record_head));
+        record_head head;
+        memcpy(&head, record, sizeof head);
+        head.text[sizeof head.text - 1] = '\0';
+        if (head.status != EPO_OK)
+            return epo_fail((epo_status)head.status, "%s", head.text);
+        if (head.top_k != s->top_k)
+            return epo_fail(EPO_E_PEER,
+                            "plan: top_k is %d on rank %d and %d on rank %d; give all "
+                            "ranks the same",
+                            s->top_k, b->group->rank, head.top_k, r);
+        memcpy(a->counts + (size_t)r * (size_t)s->experts, rows, (size_t)s->experts * sizeof *rows);
+        memcpy(a->rank_rows + (size_t)r * (size_t)s->ranks, rows + s->experts,
+               (size_t)s->ranks * sizeof *rows);
+    }
+    for (int r = 0; r < s->ranks; r++) {
+        uint64_t need = epo_route_layout(s, a->counts, r, NULL, NULL);
+        if (need > b->max_rows[r])
+            return epo_fail(EPO_E_OVERFLOW,
+                            "rank %d needs %" PRIu64 " rows, the buffer has %" PRIu64
+                            "; raise max_rows",
+                            r, need, b->max_rows[r]);
+    }
+    return EPO_OK;
+}
+
+/* ---- what the dispatchers use ------------------------------------------- */
+
+epo_status moe_plan_exchange_meta(epo_plan *plan, const epo_segment *send, int nsend,
+                                  const epo_arrival *recv, int nrecv) {
+    epo_buffer *b = plan->buffer;
+    /* No credit: a peer's counts of this plan came, so it has read the last meta. */
+    epo_exchange x = {b->window, send, nsend, recv, nrecv, b->meta_arrive, b->plans_made};
+    return exchange_control(b, &x, "routing");
+}
+
+epo_status moe_plan_gather_weights(epo_plan *plan, const float *src, const int32_t *index) {
+    epo_group *g = plan->buffer->group;
+    epo_rows_gather gather = {plan->weight, src, index, plan->rows, sizeof(float)};
+    epo_deps deps = moe_deps("weights", EPO_INTERVAL_LOCAL, -1);
+    deps.signal = g->done;
+    epo_status status = g->ops->gather(g->compute, &gather, &deps);
+    return status == EPO_OK ? g->ops->sync(g->be, g->done) : status;
+}
+
+/* Router weights in operation memory, 1.0 without. */
+static epo_status stage_weights(epo_group *g, const epo_routing *r, moe_arena *arena) {
+    uint64_t slots = (uint64_t)r->tokens * (uint64_t)r->top_k;
+    moe_arena_add(arena, slots, sizeof(float));
+    epo_status status = moe_arena_open(g, arena);
+    if (status != EPO_OK)
+        return status;
+    float *weights = moe_arena_cpu(arena, 0);
+    if (r->weights != NULL && slots > 0)
+        status = moe_group_read(g, weights, r->weights, slots * sizeof *weights);
+    else
+        for (uint64_t i = 0; i < slots; i++)
+            weights[i] = 1.0F;
+    return status == EPO_OK ? moe_arena_publish(g, arena, 0, slots * sizeof *weights) : status;
+}
+
+/* ---- creation ----------------------------------------------------------- */
+
+static epo_status alloc_plan(epo_buffer *b, const epo_routing *r, epo_plan **out) {
+    epo_plan *p = calloc(1, sizeof *p);
+    if (p == NULL)
+        return epo_fail(EPO_E_NOMEM, "memory: need %zu bytes for a plan", sizeof *p);
+    p->object.engine = &moe_engine;
+    p->buffer = b;
+    p->refs = 1;
+    p->tokens = r->tokens;
+    p->top_k = r->top_k;
+    p->chunks = b->chunks;
+    moe_carver count = {NULL, 0, false};
+    carve(&count, p);
+    p->memory = count.failed ? NULL : calloc(1, count.used);
+    if (p->memory == NULL) {
+        free(p);
+        return epo_fail(EPO_E_NOMEM, "memory: need %" PRIu64 " bytes for a plan's lists",
+                        count.used);
+    }
+    moe_carver real = {p->memory, 0, false};
+    carve(&real, p);
+    b->plans++;
+    *out = p;
+    return EPO_OK;
+}
+
+static epo_status make_maps(epo_plan *p, const epo_routing *r, const epo_route_shape *s,
+                            const making_arrays *a) {
+    epo_group *g = p->buffer->group;
+    moe_arena weights = {0, false, {NULL, 0}, NULL};
+    epo_status status = stage_weights(g, r, &weights);
+    if (status == EPO_OK) {
+        moe_making m = {p, *s, a->experts, a->counts, a->rank_rows, weights.block.ptr};
+        p->rows = epo_route_layout(s, a->counts, g->rank, p->first, p->count);
+        status =
+            p->buffer->dispatcher == EPO_DISPATCH_FLEX ? moe_flex_make(&m) : moe_alltoall_make(&m);
+    }
+    moe_arena_close(g, &weights);
+    return status;
+}
+
+/* From here on peers may be waiting for this rank: what fails locally ends the
+ * group's work, what all agreed on does not. */
+static epo_status make(epo_buffer *b, const epo_routing *r, epo_status wrong, epo_plan **out) {
+    epo_group *g = b->group;
+    epo_route_shape s = moe_buffer_shape(b, wrong == EPO_OK ? r->top_k : 1);
+    making_arrays a;
+    moe_carver count = {NULL, 0, false}, real = {NULL, 0, false};
+    uint64_t slots = wrong == EPO_OK ? (uint64_t)r->tokens * (uint64_t)r->top_k : 0;
+    epo_plan *p = NULL;
+    carve_making(&count, b, slots, &a);
+    char *mine = calloc(1, b->counts_bytes);
+    real.base = calloc(1, count.used);
+    epo_status status = mine == NULL || real.base == NULL
+                            ? epo_fail(EPO_E_NOMEM, "memory: need %" PRIu64 " bytes to make a plan",
+                                       count.used + b->counts_bytes)
+                            : EPO_OK;
+    if (status == EPO_OK) {
+        carve_making(&real, b, slots, &a);
+        if (wrong == EPO_OK)
+            wrong = copy_experts(b, &s, r, a.experts);
+        write_record(b, &s, r, wrong, a.experts, mine);
+        status = exchange_records(b, mine, a.records);
+    }
+    bool agreed = status == EPO_OK;
+    if (agreed)
+        status = judge(b, &s, &a);
+    if (status == EPO_OK) {
+        agreed = false;
+        status = alloc_plan(b, r, &p);
+        if (status == EPO_OK)
+            status = make_maps(p, r, &s, &a);
+    }
+    free(real.base);
+    free(mine);
+    if (status == EPO_OK) {
+        *out = p;
+        return EPO_OK;
+    }
+    if (!agreed)
+        status = moe_group_break(g, status);
+    moe_plan_release(p);
+    return status;
+}
+
+epo_status moe_plan_create(epo_buffer *buffer, const epo_routing *routing, epo_stream stream,
+                           epo_plan **out) {
+    if (buffer == NULL || out == NULL)
+        return epo_fail(EPO_E_ARG, "plan_create: buffer or out is NULL");
+    epo_group *g = buffer->group;
+    epo_status status = moe_group_ok(g);
+    if (status != EPO_OK)
+        return status;
+    epo_routing r = EPO_ROUTING_INIT;
+    epo_status wrong = moe_input(&r, sizeof r, routing, sizeof r, "epo_routing");
+    if (wrong == EPO_OK)
+        wrong = check_routing(buffer, &r);
+    if (wrong == EPO_OK) {
+        status = g->ops->stream_enter(g->be, g->compute, stream);
+        if (status == EPO_OK)
+            status = g->ops->stream_enter(g->be, g->comm, stream);
+        if (status == EPO_OK && g->ops->read != NULL)
+            status = moe_group_drain(g);
+        if (status != EPO_OK)
+            return moe_group_break(g, status);
+    }
+    return make(buffer, &r, wrong, out);
+}
+
+void moe_plan_retain(epo_plan *plan) {
+    if (plan != NULL)
+        plan->refs++;
+}
+
+void moe_plan_release(epo_plan *plan) {
+    if (plan == NULL || --plan->refs > 0)
+        return;
+    plan->buffer->plans--;
+    moe_arena_close(plan->buffer->group, &plan->arena);
+    free(plan->memory);
+    free(plan);
+}
+
+epo_status moe_plan_rows(const epo_plan *plan, uint64_t *rows) {
+    if (plan == NULL || rows == NULL)
+        return epo_fail(EPO_E_ARG, "plan_rows: plan or rows is NULL");
+    *rows = plan->rows;
+    return EPO_OK;
+}
+
+epo_status moe_plan_experts(const epo_plan *plan, uint64_t *first, uint64_t *count) {
+    if (plan == NULL)
+        return epo_fail(EPO_E_ARG, "plan_experts: plan is NULL");
+    size_t bytes = (size_t)plan->buffer->local * sizeof *first;
+    if (first != NULL)
+        memcpy(first, plan->first, bytes);
+    if (count != NULL)
+        memcpy(count, plan->count, bytes);
+    return EPO_OK;
+}

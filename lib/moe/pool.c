@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "moe/moe.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MIN_BLOCK = 4096, ARENA_ALIGN = 64 };
+
+/* Eight sizes per doubling: a routing that changes a little finds its block. */
+static bool round_up(uint64_t bytes, uint64_t *out) {
+    uint64_t step = MIN_BLOCK;
+    while (bytes / 16 > step)
+        step *= 2;
+    return epo_size_align(bytes > MIN_BLOCK ? bytes : MIN_BLOCK, step, out);
+}
+
+/* The smallest idle block that holds `bytes` without wasting more than as much. */
+static int find_idle(const moe_pool *pool, uint64_t bytes) {
+    int best = -1;
+    for (int i = 0; i < pool->nidle; i++) {
+        uint64_t have = pool->idle[i].bytes;
+        if (have >= bytes && have / 2 <= bytes && (best < 0 || have < pool->idle[best].bytes))
+            best = i;
+    }
+    return best;
+}
+
+epo_status moe_pool_get(epo_group *group, uint64_t bytes, moe_block *out) {
+    uint64_t size;
+    if (!round_up(bytes, &size))
+        return epo_fail(EPO_E_NOMEM, "memory: need %" PRIu64 " bytes, which no machine has", bytes);
+    int at = find_idle(&group->pool, size);
+    if (at >= 0) {
+        *out = group->pool.idle[at];
+        group->pool.idle[at] = group->pool.idle[--group->pool.nidle];
+        return EPO_OK;
+    }
+    void *ptr;
+    epo_status status = group->ops->alloc(group->be, size, &ptr);
+    if (status == EPO_E_NOMEM && group->pool.nidle > 0) {
+        moe_pool_drain(group);
+        status = group->ops->alloc(group->be, size, &ptr);
+    }
+    if (status == EPO_OK)
+        *out = (moe_block){ptr, size};
+    return status;
+}
+
+void moe_pool_put(epo_group *group, moe_block *block) {
+    moe_pool *pool = &group->pool;
+    if (block->ptr == NULL)
+        return;
+    if (pool->nidle == pool->room) {
+        int room = pool->room > 0 ? 2 * pool->room : 32;
+        moe_block *more = realloc(pool->idle, (size_t)room * sizeof *more);
+        if (more == NULL) {
+            group->ops->free(group->be, block->ptr, block->bytes);
+            *block = (moe_block){NULL, 0};
+            return;
+        }
+        pool->idle = more;
+        pool->room = room;
+    }
+    pool->idle[pool->nidle++] = *block;
+    *block = (moe_block){NULL, 0};
+}
+
+void moe_pool_drain(epo_group *group) {
+    moe_pool *pool = &group->pool;
+    for (int i = 0; i < pool->nidle; i++)
+        group->ops->free(group->be, pool->idle[i].ptr, pool->idle[i].bytes);
+    free(pool->idle);
+    *pool = (moe_pool){NULL, 0, 0};
+}
+
+uint64_t moe_arena_add(moe_arena *arena, uint64_t count, uint64_t size) {
+    uint64_t at, bytes, end = 0;
+    if (!epo_size_align(arena->bytes, ARENA_ALIGN, &at) || !epo_size_mul(count, size, &bytes) ||
+        !epo_size_add(at, bytes, &end)) {
+        arena->failed = true;
+        return 0;
+    }
+    arena->bytes = end;
+    return at;
+}
+
+epo_status moe_arena_open(epo_group *group, moe_arena *arena) {
+    if (arena->failed)
+        return epo_fail(EPO_E_NOMEM, "memory: the plan's index maps need more than 64 bits count");
+    epo_status status = moe_pool_get(group, arena->bytes, &arena->block);
+    if (status != EPO_OK)
+        return status;
+    arena->cpu = arena->block.ptr;
+    if (group->ops->write == NULL)
+        return EPO_OK;
+    arena->cpu = malloc(arena->bytes > 0 ? arena->bytes : 1);
+    if (arena->cpu == NULL) {
+        moe_pool_put(group, &arena->block);
+        return epo_fail(EPO_E_NOMEM, "memory: need %" PRIu64 " bytes for the plan's index maps",
+                        arena->bytes);
+    }
+    return EPO_OK;
+}
+
+epo_status moe_arena_publish(epo_group *group, moe_arena *arena, uint64_t from, uint64_t to) {
+    if (group->ops->write == NULL || from >= to)
+        return EPO_OK;
+    return group->ops->write(group->be, moe_arena_op(arena, from), moe_arena_cpu(arena, from),
+                             to - from);
+}
+
+void moe_arena_close(epo_group *group, moe_arena *arena) {
+    if (arena->block.ptr != NULL && group->ops->write != NULL)
+        free(arena->cpu);
+    moe_pool_put(group, &arena->block);
+    *arena = (moe_arena){0, false, {NULL, 0}, NULL};
+}

@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * wgrad.c - weight gradients, at once or delayed.
+ *
+ * An entry is one backward call's weight gradients.  The group's list keeps them
+ * in the order of the calls; each is issued to the one fill queue in that order,
+ * so an expert's gradient is added to in the same order, and has the same bits,
+ * whether it was delayed or not.
+ */
+#include "moe/moe.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+epo_status moe_wgrad_make(epo_layer *layer, const epo_plan *plan, moe_wgrad **out) {
+    size_t bytes = (size_t)layer->local * sizeof(uint64_t);
+    moe_wgrad *w = calloc(1, sizeof *w);
+    if (w == NULL)
+        return epo_fail(EPO_E_NOMEM, "memory: need %zu bytes for weight gradients", sizeof *w);
+    w->layer = layer;
+    w->microbatch = layer->microbatch;
+    uint64_t first = moe_arena_add(&w->arena, (uint64_t)layer->local, sizeof(uint64_t));
+    uint64_t count = moe_arena_add(&w->arena, (uint64_t)layer->local, sizeof(uint64_t));
+    w->first = malloc(2 * bytes);
+    epo_status status =
+        w->first == NULL
+            ? epo_fail(EPO_E_NOMEM, "memory: need %zu bytes for weight gradients", 2 * bytes)
+            : moe_arena_open(layer->group, &w->arena);
+    if (status == EPO_OK) {
+        w->count = w->first + layer->local;
+        memcpy(w->first, plan->first, bytes);
+        memcpy(w->count, plan->count, bytes);
+        memcpy(moe_arena_cpu(&w->arena, first), plan->first, bytes);
+        memcpy(moe_arena_cpu(&w->arena, count), plan->count, bytes);
+        w->op_first = moe_arena_op(&w->arena, first);
+        w->op_count = moe_arena_op(&w->arena, count);
+        status = moe_arena_publish(layer->group, &w->arena, 0, w->arena.bytes);
+    }
+    if (status == EPO_OK)
+        *out = w;
+    else
+        moe_wgrad_free(w);
+    return status;
+}
+
+void moe_wgrad_free(moe_wgrad *w) {
+    if (w == NULL)
+        return;
+    epo_group *g = w->layer->group;
+    moe_pool_put(g, &w->dy);
+    moe_pool_put(g, &w->a);
+    moe_pool_put(g, &w->dh);
+    moe_pool_put(g, &w->x);
+    moe_arena_close(g, &w->arena);
+    free(w->first);
+    free(w);
+}
+
+/* dW2 += dy^T a, dW1 += dh^T x, of local experts [first, first+count). */
+static epo_status issue_gemms(moe_wgrad *w, int first, int count, const epo_ready *wait,
+                              int chunk) {
+    const epo_layer_config *c = &w->layer->config;
+    epo_group *g = w->layer->group;
+    epo_gemm gemm = {.kind = EPO_GEMM_WGRAD,
+                     .a = w->dy.ptr,
+                     .b = w->a.ptr,
+                     .c = c->dw2,
+                     .type = c->type,
+                     .c_type = c->wgrad_type,
+                     .n = c->hidden,
+                     .k = c->ffn,
+                     .row_first = w->op_first,
+                     .row_count = w->op_count,
+                     .first = first,
+                     .count = count,
+                     .cpu_first = w->first,
+                     .cpu_count = w->count};
+    epo_deps deps = moe_deps("wgrad2", EPO_INTERVAL_COMPUTE, chunk);
+    if (wait != NULL)
+        moe_deps_wait(&deps, *wait);
+    epo_status status = g->ops->gemm(g->fill, &gemm, &deps);
+    if (status != EPO_OK)
+        return status;
+    gemm.a = w->dh.ptr;
+    gemm.b = w->x.ptr;
+    gemm.c = c->dw1;
+    gemm.n = 2 * c->ffn;
+    gemm.k = c->hidden;
+    deps.name = "wgrad1";
+    return g->ops->gemm(g->fill, &gemm, &deps);
+}
+
+epo_status moe_wgrad_issue(moe_wgrad *w, int first, int last, const epo_ready *wait, int chunk) {
+    epo_group *g = w->layer->group;
+    /* Where the CPU does the work, an operation of the fill queue stands in the
+     * compute queue's way for all its length: there each expert is one. */
+    bool apart = g->fill != g->compute && g->ops->write == NULL;
+    epo_status status = EPO_OK;
+    if (!apart)
+        return issue_gemms(w, first, last - first, wait, chunk);
+    for (int e = first; e < last && status == EPO_OK; e++)
+        if (w->count[e] > 0)
+            status = issue_gemms(w, e, 1, wait, chunk);
+    return status;
+}
+
+static void note_done(void *ctx) { __atomic_store_n((int *)ctx, 1, __ATOMIC_RELEASE); }
+
+epo_status moe_wgrad_issue_end(moe_wgrad *w) {
+    epo_group *g = w->layer->group;
+    epo_deps deps = moe_deps("wgrad done", EPO_INTERVAL_COMPUTE, -1);
+    deps.signal = g->fill_done;
+    w->issued = true;
+    return g->ops->call(g->fill, note_done, &w->done, &deps);
+}
+
+static epo_status issue_whole(moe_wgrad *w) {
+    epo_status status = moe_wgrad_issue(w, 0, w->layer->local, NULL, -1);
+    return status == EPO_OK ? moe_wgrad_issue_end(w) : status;
+}
+
+void moe_wgrad_append(epo_group *group, moe_wgrad *w) {
+    moe_wgrad_queue *q = &group->wgrads;
+    w->bytes = w->dy.bytes + w->a.bytes + w->dh.bytes + w->x.bytes;
+    for (int e = 0; e < w->layer->local; e++)
+        w->gemms += w->count[e] > 0 ? 2 : 0;
+    if (q->tail != NULL)
+        q->tail->next = w;
+    else
+        q->head = w;
+    q->tail = w;
+    q->bytes += w->bytes;
+    w->layer->wgrads++;
+    if (group->delay_wgrad)
+        group->stats.wgrad_delayed += (uint64_t)w->gemms;
+}
+
+epo_status moe_wgrad_issue_delayed(epo_group *group) {
+    epo_status status = EPO_OK;
+    for (moe_wgrad *w = group->wgrads.head; w != NULL && status == EPO_OK; w = w->next)
+        if (!w->issued)
+            status = issue_whole(w);
+    return status;
+}
+
+/* Takes the entry out of the list; `before` is its predecessor or NULL. */
+static void unlink_entry(epo_group *group, moe_wgrad *before, moe_wgrad *w) {
+    moe_wgrad_queue *q = &group->wgrads;
+    if (before != NULL)
+        before->next = w->next;
+    else
+        q->head = w->next;
+    if (q->tail == w)
+        q->tail = before;
+    q->bytes -= w->bytes;
+    w->layer->wgrads--;
+}
+
+/* The first entry that is done, and its predecessor. */
+static moe_wgrad *find_done(epo_group *group, moe_wgrad **before) {
+    *before = NULL;
+    for (moe_wgrad *w = group->wgrads.head; w != NULL; *before = w, w = w->next)
+        if (__atomic_load_n(&w->done, __ATOMIC_ACQUIRE) != 0)
+            return w;
+    return NULL;
+}
+
+void moe_wgrad_retire(epo_group *group, bool hidden) {
+    moe_wgrad *before;
+    /* From the head each time: a callback may call the API. */
+    for (moe_wgrad *w = find_done(group, &before); w != NULL; w = find_done(group, &before)) {
+        epo_layer *layer = w->layer;
+        uint64_t microbatch = w->microbatch;
+        if (hidden)
+            group->stats.wgrad_hidden += (uint64_t)w->gemms;
+        unlink_entry(group, before, w);
+        moe_wgrad_free(w);
+        if (layer->config.wgrad_ready != NULL)
+            layer->config.wgrad_ready(layer->config.ctx, layer, microbatch);
+    }
+}
+
+epo_status moe_wgrad_limit(epo_group *group) {
+    uint64_t bytes = group->wgrads.bytes;
+    if (bytes <= group->wgrads.limit)
+        return EPO_OK;
+    epo_status status = EPO_OK;
+    for (moe_wgrad *w = group->wgrads.head;
+         w != NULL && bytes > group->wgrads.limit && status == EPO_OK; w = w->next) {
+        bytes -= w->bytes;
+        if (!w->issued)
+            status = issue_whole(w);
+    }
+    if (status == EPO_OK)
+        status = group->ops->sync(group->be, group->fill_done);
+    if (status != EPO_OK)
+        return moe_group_break(group, status);
+    moe_wgrad_retire(group, false);
+    return EPO_OK;
+}
+
+epo_status moe_wgrad_flush(epo_group *group, epo_layer *layer, epo_stream stream) {
+    epo_status status = moe_group_ok(group);
+    bool any = false;
+    for (moe_wgrad *w = group->wgrads.head; w != NULL && status == EPO_OK; w = w->next) {
+        if (layer != NULL && w->layer != layer)
+            continue;
+        any = true;
+        if (!w->issued)
+            status = issue_whole(w);
+    }
+    if (status != EPO_OK || !any)
+        return status;
+    status = group->ops->stream_leave(group->be, group->fill_done, stream);
+    if (status != EPO_OK)
+        return moe_group_break(group, status);
+    moe_wgrad_retire(group, false);
+    return EPO_OK;
+}
+
+void moe_wgrad_discard(epo_group *group, epo_layer *layer) {
+    moe_wgrad *before = NULL, *next;
+    for (moe_wgrad *w = group->wgrads.head; w != NULL; w = next) {
+        next = w->next;
+        if (layer == NULL || w->layer == layer) {
+            unlink_entry(group, before, w);
+            moe_wgrad_free(w);
+        } else {
+            before = w;
+        }
+    }
+}

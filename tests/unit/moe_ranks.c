@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "moe_ranks.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- threads as ranks ---------------------------------------------------- */
+
+typedef struct rank_start {
+    moe_rank rank;
+    void (*fn)(moe_rank *c);
+} rank_start;
+
+static void *rank_main(void *arg) {
+    rank_start *s = arg;
+    s->fn(&s->rank);
+    return NULL;
+}
+
+int moe_ranks(int ranks, double timeout_s, void (*fn)(moe_rank *c), void *arg) {
+    const epo_engine *engine = epo_engine_entry(EPO_ENGINE_ABI);
+    rank_start start[CASE_RANKS];
+    pthread_t thread[CASE_RANKS];
+    epo_world *world = NULL;
+    int failures = 0;
+    if (engine == NULL || engine->world_create(ranks, &world) != EPO_OK)
+        return 1000;
+    for (int r = 0; r < ranks; r++) {
+        start[r] = (rank_start){{engine, world, r, ranks, timeout_s, arg, 0}, fn};
+        if (pthread_create(&thread[r], NULL, rank_main, &start[r]) != 0)
+            abort();
+    }
+    for (int r = 0; r < ranks; r++) {
+        pthread_join(thread[r], NULL);
+        failures += start[r].rank.failures;
+    }
+    engine->world_destroy(world);
+    return failures;
+}
+
+epo_group *moe_rank_group(moe_rank *c, const moe_how *how) {
+    epo_group_config config = EPO_GROUP_CONFIG_INIT;
+    config.engine = EPO_ENGINE_HOST;
+    config.rank = c->rank;
+    config.ranks = c->ranks;
+    config.threads = c->world;
+    config.overlap = how->overlap ? EPO_ON : EPO_OFF;
+    config.dispatcher = how->dispatcher;
+    config.delay_wgrad = how->delay ? EPO_ON : EPO_OFF;
+    config.chunks = how->chunks;
+    config.timeout_s = c->timeout_s;
+    config.wgrad_limit_bytes = how->wgrad_limit;
+    epo_engine_group group = {sizeof group, config, "a test"};
+    epo_group *out = NULL;
+    EXPECT(c, c->engine->group_create(&group, &out) == EPO_OK);
+    return out;
+}
+
+/* ---- values -------------------------------------------------------------- */
+
+void *moe_pack(const float *v, size_t count, epo_dtype type) {
+    if (type == EPO_F32) {
+        float *out = moe_calloc(count, sizeof *out);
+        if (count > 0)
+            memcpy(out, v, count * sizeof *out);
+        return out;
+    }
+    uint16_t *out = moe_calloc(count, sizeof *out);
+    for (size_t i = 0; i < count; i++)
+        out[i] = moe_to_bf16(v[i]);
+    return out;
+}
+
+float moe_unpack(const void *v, size_t i, epo_dtype type) {
+    return type == EPO_F32 ? ((const float *)v)[i] : moe_from_bf16(((const uint16_t *)v)[i]);
+}
+
+static size_t type_size(epo_dtype type) { return type == EPO_F32 ? 4 : 2; }
+
+/* NaN in every element of either type. */
+static void *poisoned(size_t count, epo_dtype type) {
+    void *out = moe_calloc(count, type_size(type));
+    memset(out, 0xff, count * type_size(type));
+    return out;
+}
+
+/* ---- a rank's run -------------------------------------------------------- */
+
+typedef struct run_args {
+    const moe_case *c;
+    const moe_how *how;
+    moe_result *out;
+} run_args;
+
+typedef struct rank_run {
+    moe_rank *rank;
+    const run_args *args;
+    epo_group *group;
+    epo_buffer *buffer;
+    epo_layer *layer;
+    epo_plan *plan[CASE_BATCHES];
+    epo_saved *saved[CASE_BATCHES];
+    void *w1, *w2;
+} rank_run;
+
+static void count_ready(void *ctx, epo_layer *layer, uint64_t microbatch) {
+    int *ready = ctx;
+    (void)layer;
+    *ready = microbatch == (uint64_t)*ready ? *ready + 1 : -1000;
+}
+
+static size_t stack_of(const moe_case *c) {
+    return (size_t)(c->experts / c->ranks) * (size_t)c->ffn * (size_t)c->hidden;
+}
+
+static void make_layer(rank_run *r) {
+    const moe_case *c = r->args->c;
+    const moe_how *how = r->args->how;
+    moe_result *out = r->args->out;
+    size_t stack = stack_of(c), at = stack * (size_t)r->rank->rank;
+    r->w1 = moe_pack(c->w1 + 2 * at, 2 * stack, c->type);
+    r->w2 = moe_pack(c->w2 + at, stack, c->type);
+    epo_layer_config config = EPO_LAYER_CONFIG_INIT;
+    config.experts = c->experts;
+    config.hidden = c->hidden;
+    config.ffn = c->ffn;
+    config.type = c->type;
+    config.wgrad_type = how->wgrad_type;
+    config.w1 = r->w1;
+    config.w2 = r->w2;
+    config.dw1 = (char *)out->dw1 + 2 * at * type_size(how->wgrad_type);
+    config.dw2 = (char *)out->dw2 + at * type_size(how->wgrad_type);
+    config.wgrad_ready = count_ready;
+    config.ctx = &out->ready[r->rank->rank];
+    EXPECT(r->rank, r->rank->engine->layer_create(r->group, &config, &r->layer) == EPO_OK);
+}
+
+static bool make_buffer(rank_run *r) {
+    const moe_case *c = r->args->c;
+    epo_buffer_config config = EPO_BUFFER_CONFIG_INIT;
+    config.experts = c->experts;
+    config.hidden = c->hidden;
+    config.top_k = c->top_k;
+    config.max_tokens = c->max_tokens;
+    config.type = c->type;
+    config.align_rows = r->args->how->align;
+    EXPECT(r->rank, r->rank->engine->buffer_create(r->group, &config, &r->buffer) == EPO_OK);
+    return r->buffer != NULL;
+}
+
+static void forward(rank_run *r, int b) {
+    const moe_case *c = r->args->c;
+    const case_batch *in = &c->batch[b][r->rank->rank];
+    const epo_engine *e = r->rank->engine;
+    epo_routing routing = EPO_ROUTING_INIT;
+    routing.tokens = in->tokens;
+    routing.top_k = c->top_k;
+    routing.experts = in->experts;
+    routing.weights = in->weights;
+    EXPECT(r->rank, e->plan_create(r->buffer, &routing, NULL, &r->plan[b]) == EPO_OK);
+    if (r->plan[b] == NULL)
+        return;
+    void *x = moe_pack(in->x, (size_t)in->tokens * (size_t)c->hidden, c->type);
+    EXPECT(r->rank, e->forward(r->layer, r->plan[b], x, r->args->out->y[b][r->rank->rank],
+                               &r->saved[b], NULL) == EPO_OK);
+    free(x);
+}
+
+static void backward(rank_run *r, int b) {
+    const moe_case *c = r->args->c;
+    const case_batch *in = &c->batch[b][r->rank->rank];
+    const epo_engine *e = r->rank->engine;
+    moe_result *out = r->args->out;
+    if (r->saved[b] == NULL)
+        return;
+    size_t n = (size_t)in->tokens * (size_t)c->hidden;
+    void *dy = moe_pack(in->dy, n, c->type), *dx = out->dx[b][r->rank->rank];
+    void *target = r->args->how->in_place ? dy : dx;
+    EXPECT(r->rank, e->backward(r->layer, r->saved[b], dy, target, out->dweights[b][r->rank->rank],
+                                NULL) == EPO_OK);
+    if (r->args->how->in_place)
+        memcpy(dx, dy, n * type_size(c->type));
+    free(dy);
+    e->plan_release(r->plan[b]);
+}
+
+static void run_rank(moe_rank *rank) {
+    const run_args *args = rank->arg;
+    const moe_case *c = args->c;
+    const epo_engine *e = rank->engine;
+    rank_run r = {.rank = rank, .args = args};
+    r.group = moe_rank_group(rank, args->how);
+    if (r.group == NULL)
+        return;
+    if (make_buffer(&r)) {
+        make_layer(&r);
+        for (int b = 0; r.layer != NULL && b <= c->batches; b++) {
+            if (b < c->batches)
+                forward(&r, b);
+            if (b > 0)
+                backward(&r, b - 1);
+        }
+        EXPECT(rank, e->group_wgrad_flush(r.group, NULL) == EPO_OK);
+        args->out->stats[rank->rank].size = sizeof(epo_stats);
+        EXPECT(rank, e->group_stats(r.group, &args->out->stats[rank->rank], 0) == EPO_OK);
+        EXPECT(rank, e->layer_destroy(r.layer) == EPO_OK);
+        EXPECT(rank, e->buffer_destroy(r.buffer) == EPO_OK);
+    }
+    EXPECT(rank, e->group_destroy(r.group) == EPO_OK);
+    free(r.w1);
+    free(r.w2);
+}
+
+int moe_run(const moe_case *c, const moe_how *how, moe_result *out) {
+    size_t stack = (size_t)c->experts * (size_t)c->ffn * (size_t)c->hidden;
+    memset(out, 0, sizeof *out);
+    out->dw1 = moe_pack(c->dw1, 2 * stack, how->wgrad_type);
+    out->dw2 = moe_pack(c->dw2, stack, how->wgrad_type);
+    for (int b = 0; b < c->batches; b++)
+        for (int r = 0; r < c->ranks; r++) {
+            size_t tokens = (size_t)c->batch[b][r].tokens;
+            out->y[b][r] = poisoned(tokens * (size_t)c->hidden, c->type);
+            out->dx[b][r] = poisoned(tokens * (size_t)c->hidden, c->type);
+            out->dweights[b][r] = poisoned(tokens * (size_t)c->top_k, EPO_F32);
+        }
+    run_args args = {c, how, out};
+    int failures = moe_ranks(c->ranks, 60.0, run_rank, &args);
+    for (int r = 0; r < c->ranks; r++)
+        if (out->ready[r] != c->batches) {
+            fprintf(stderr, "rank %d: wgrad_ready %d times in order, expected %d\n", r,
+                    out->ready[r], c->batches);
+            failures++;
+        }
+    return failures;
+}
+
+void moe_result_free(moe_result *r) {
+    for (int b = 0; b < CASE_BATCHES; b++)
+        for (int i = 0; i < CASE_RANKS; i++) {
+            free(r->y[b][i]);
+            free(r->dx[b][i]);
+            free(r->dweights[b][i]);
+        }
+    free(r->dw1);
+    free(r->dw2);
+}
+
+/* ---- comparison ---------------------------------------------------------- */
+
+static double tensor_error(const void *got, const moe_sum *want, size_t count, epo_dtype type,
+                           bool by_terms) {
+    double worst = 0, largest = 0;
+    for (size_t i = 0; i < count; i++) {
+        double v = moe_unpack(got, i, type);
+        if (!isfinite(v))
+            return INFINITY;
+        worst = fmax(worst, fabs(v - want[i].value));
+        largest = fmax(largest, by_terms ? want[i].terms : fabs(want[i].value));
+    }
+    return worst == 0 ? 0 : worst / fmax(largest, 1e-3);
+}
+
+double moe_error(const moe_case *c, const moe_how *how, const moe_result *r, const moe_answer *a,
+                 bool by_terms) {
+    size_t stack = (size_t)c->experts * (size_t)c->ffn * (size_t)c->hidden;
+    double worst = fmax(tensor_error(r->dw1, a->dw1, 2 * stack, how->wgrad_type, by_terms),
+                        tensor_error(r->dw2, a->dw2, stack, how->wgrad_type, by_terms));
+    for (int b = 0; b < c->batches; b++)
+        for (int i = 0; i < c->ranks; i++) {
+            size_t tokens = (size_t)c->batch[b][i].tokens, n = tokens * (size_t)c->hidden;
+            worst = fmax(worst, tensor_error(r->y[b][i], a->y[b][i], n, c->type, by_terms));
+            worst = fmax(worst, tensor_error(r->dx[b][i], a->dx[b][i], n, c->type, by_terms));
+            worst = fmax(worst, tensor_error(r->dweights[b][i], a->dweights[b][i],
+                                             tokens * (size_t)c->top_k, EPO_F32, by_terms));
+        }
+    return worst;
+}
+
+bool moe_same(const moe_case *c, const moe_how *how, const moe_result *a, const moe_result *b) {
+    size_t stack = (size_t)c->experts * (size_t)c->ffn * (size_t)c->hidden;
+    size_t wide = type_size(how->wgrad_type), row = (size_t)c->hidden * type_size(c->type);
+    bool same =
+        memcmp(a->dw1, b->dw1, 2 * stack * wide) == 0 && memcmp(a->dw2, b->dw2, stack * wide) == 0;
+    for (int m = 0; m < c->batches; m++)
+        for (int i = 0; i < c->ranks; i++) {
+            size_t tokens = (size_t)c->batch[m][i].tokens;
+            same = same && memcmp(a->y[m][i], b->y[m][i], tokens * row) == 0 &&
+                   memcmp(a->dx[m][i], b->dx[m][i], tokens * row) == 0 &&
+                   memcmp(a->dweights[m][i], b->dweights[m][i],
+                          tokens * (size_t)c->top_k * sizeof(float)) == 0;
+        }
+    return same;
+}

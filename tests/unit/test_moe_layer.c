@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The whole layer, ranks as threads: right values for any routing, and the same
+ * bits however it is scheduled.
+ *
+ *   EPO_SEED=N    repeat the property test from this seed
+ *   EPO_ROUNDS=N  random layers to try (300)
+ */
+#include "moe_ranks.h"
+#include "unit.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static double bound(const moe_case *c, const moe_how *how) {
+    return c->type == EPO_F32 && how->wgrad_type == EPO_F32 ? 1e-5 : 1e-2;
+}
+
+/* Runs the case once; true: the values are right.  tiny: a tensor may be one value
+ * whose terms cancel, so errors are judged by the terms. */
+static bool right(const moe_case *c, const moe_how *how, const moe_answer *answer, bool tiny,
+                  moe_result *result) {
+    int failures = moe_run(c, how, result);
+    double error = moe_error(c, how, result, answer, tiny || c->type != EPO_F32);
+    if (failures == 0 && error < bound(c, how))
+        return true;
+    moe_case_print(c);
+    fprintf(stderr, "dispatcher %d overlap %d delay %d chunks %d: %d failures, error %g\n",
+            (int)how->dispatcher, how->overlap, how->delay, how->chunks, failures, error);
+    return false;
+}
+
+/* Serial, then every chunk count overlapped and delayed: right, and the same. */
+static bool all_ways(const moe_case *c, epo_dispatcher dispatcher, const int *chunks, int nchunks,
+                     int align, bool in_place, bool tiny) {
+    epo_dtype wgrad = c->type == EPO_F32 || c->seed % 2 == 0 ? EPO_F32 : c->type;
+    moe_how serial = {dispatcher, 0, 0, 0, wgrad, align, 0, in_place};
+    moe_answer answer;
+    moe_result first, other;
+    moe_reference(c, &answer);
+    bool good = right(c, &serial, &answer, tiny, &first);
+    for (int i = 0; i < 2 * nchunks && good; i++) {
+        moe_how how = serial;
+        how.overlap = 1;
+        how.delay = i % 2;
+        how.chunks = chunks[i / 2];
+        good = right(c, &how, &answer, tiny, &other);
+        if (good && !moe_same(c, &how, &first, &other)) {
+            moe_case_print(c);
+            fprintf(stderr, "dispatcher %d delay %d chunks %d: other bits than serial\n",
+                    (int)dispatcher, how.delay, how.chunks);
+            good = false;
+        }
+        moe_result_free(&other);
+    }
+    moe_result_free(&first);
+    moe_answer_free(&answer);
+    return good;
+}
+
+static void every_way_gives_the_same_bits(void) {
+    const int chunks[] = {1, 2, 4, 8};
+    for (int d = EPO_DISPATCH_ALLTOALL; d <= EPO_DISPATCH_FLEX; d++)
+        for (int ranks = 1; ranks <= 4; ranks++)
+            for (int style = 0; style < CASE_STYLES; style++) {
+                moe_case c = {.seed = (uint64_t)(100 * ranks + style),
+                              .ranks = ranks,
+                              .experts = 8 * ranks,
+                              .hidden = 20,
+                              .ffn = 12,
+                              .top_k = 3,
+                              .batches = 3,
+                              .max_tokens = 24,
+                              .type = style % 2 == 0 ? EPO_F32 : EPO_BF16,
+                              .style = (case_style)style};
+                moe_case_fill(&c);
+                CU_ASSERT(all_ways(&c, (epo_dispatcher)d, chunks, 4, 0, false, false));
+                moe_case_free(&c);
+            }
+}
+
+static void wider_rows_agree_too(void) {
+    const int chunks[] = {3};
+    for (int type = EPO_F32; type <= EPO_BF16; type++)
+        for (int d = EPO_DISPATCH_ALLTOALL; d <= EPO_DISPATCH_FLEX; d++) {
+            moe_case c = {.seed = 7,
+                          .ranks = 4,
+                          .experts = 16,
+                          .hidden = 160,
+                          .ffn = 96,
+                          .top_k = 4,
+                          .batches = 2,
+                          .max_tokens = 64,
+                          .type = (epo_dtype)type,
+                          .style = CASE_DISTINCT};
+            moe_case_fill(&c);
+            CU_ASSERT(all_ways(&c, (epo_dispatcher)d, chunks, 1, 0, true, false));
+            moe_case_free(&c);
+        }
+}
+
+static uint64_t number(const char *name, uint64_t otherwise) {
+    const char *text = getenv(name);
+    return text != NULL && *text != '\0' ? strtoull(text, NULL, 0) : otherwise;
+}
+
+static void random_layers_agree_with_the_reference(void) {
+    uint64_t rounds = number("EPO_ROUNDS", 300), seed = number("EPO_SEED", (uint64_t)time(NULL));
+    printf("EPO_SEED=%llu EPO_ROUNDS=%llu ", (unsigned long long)seed, (unsigned long long)rounds);
+    fflush(stdout);
+    bool good = true;
+    for (uint64_t i = 0; i < rounds && good; i++) {
+        moe_case c;
+        uint64_t state = seed + i;
+        moe_case_random(&c, seed + i, 4, moe_random(&state) % 4 == 0 ? EPO_BF16 : EPO_F32);
+        int chunks = 1 + (int)(moe_random(&state) % 6), align = 1 << moe_random(&state) % 5;
+        epo_dispatcher d = (epo_dispatcher)(moe_random(&state) % 2);
+        good = all_ways(&c, d, &chunks, 1, align, moe_random(&state) % 2 == 0, true);
+        if (!good)
+            fprintf(stderr, "EPO_SEED=%llu EPO_ROUNDS=1 repeats it\n",
+                    (unsigned long long)(seed + i));
+        moe_case_free(&c);
+    }
+    CU_ASSERT(good);
+}
+
+int main(void) {
+    const CU_TestInfo tests[] = {
+        {"serial, overlapped, delayed: the same bits", every_way_gives_the_same_bits},
+        {"wider rows agree too", wider_rows_agree_too},
+        {"random layers agree with the reference", random_layers_agree_with_the_reference},
+        CU_TEST_INFO_NULL,
+    };
+    return unit_run("moe layer", tests);
+}
