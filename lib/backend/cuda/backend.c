@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * backend.c - opening, closing, and the table of operations.
+ */
+#include "backend/cuda/gpu.h"
+#include "backend/cuda/kernels.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEFAULT_CHUNKS 4
+
+static void backend_free(epo_backend *be, bool broken) {
+    if (be == NULL)
+        return;
+    if (be->sum != NULL)
+        gpu_window_destroy(be, be->sum);
+    gpu_queue_destroy(be, be->sum_queue);
+    gpu_event_destroy(be, be->sum_done);
+    gpu_record_destroy(be);
+    gpu_pairs_destroy(be, broken);
+    gpu_free(be, be->pairs_word, be->pairs_word != NULL ? GPU_PAIRS_WORDS : 0);
+    gpu_watch_stop(be);
+    gpu_memory_close(be);
+    gpu_meet_close(be->meet, broken);
+    pthread_mutex_destroy(&be->lock);
+    free(be);
+}
+
+static epo_status device_open(epo_backend *be) {
+    const char *why = NULL;
+    int count = 0;
+    if (gpu_driver_get(&why) == NULL)
+        return epo_fail(EPO_E_UNSUPPORTED, "no NVIDIA driver here: %s is missing", why);
+    cudaError_t e = cudaGetDeviceCount(&count);
+    if (e != cudaSuccess || count == 0)
+        return epo_fail(EPO_E_UNSUPPORTED,
+                        "no GPU is visible: %s (CUDA_VISIBLE_DEVICES hides them?)",
+                        e != cudaSuccess ? cudaGetErrorString(e) : "0 devices");
+    GPU_TRY(be, "device", cudaGetDevice(&be->device));
+    struct cudaDeviceProp prop;
+    GPU_TRY(be, "device", cudaGetDeviceProperties(&prop, be->device));
+    if (prop.major < 8)
+        return epo_fail(EPO_E_UNSUPPORTED,
+                        "GPU %d (%s) has compute capability %d.%d; 8.0 or newer is needed",
+                        be->device, prop.name, prop.major, prop.minor);
+    be->sms = prop.multiProcessorCount;
+    return EPO_OK;
+}
+
+/* Who shares this GPU, and so how waits are done: streams of one process share few
+ * hardware queues, where one rank's waiting stream would hold up the other's. */
+static epo_status waits_choose(epo_backend *be) {
+    struct {
+        char uuid[16];
+        int ok;
+    } mine, all[256];
+    struct cudaDeviceProp prop;
+    memset(&mine, 0, sizeof mine);
+    GPU_TRY(be, "device", cudaGetDeviceProperties(&prop, be->device));
+    memcpy(mine.uuid, prop.uuid.bytes, sizeof mine.uuid);
+    epo_status status = gpu_meet_allgather(be->meet, &mine, sizeof mine, all);
+    if (status != EPO_OK)
+        return status;
+    for (int r = 0; r < be->ranks; r++)
+        if (r != be->rank && memcmp(all[r].uuid, mine.uuid, sizeof mine.uuid) == 0)
+            be->shared_device = true;
+    int can = 0;
+    CUresult r = gpu_driver_get(NULL)->attribute(
+        &can, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, be->device);
+    be->stream_ops = r == CUDA_SUCCESS && can;
+    be->wait_mode = !be->stream_ops || (be->shared_device && gpu_meet_threads(be->meet))
+                        ? GPU_WAIT_HOST
+                        : GPU_WAIT_STREAM;
+    const char *wish = getenv("EP_OVERLAP_CUDA_WAIT");
+    if (wish != NULL && strcmp(wish, "host") == 0)
+        be->wait_mode = GPU_WAIT_HOST;
+    else if (wish != NULL && strcmp(wish, "stream") == 0 && be->stream_ops)
+        be->wait_mode = GPU_WAIT_STREAM;
+    else if (wish != NULL && strcmp(wish, "stream") == 0)
+        return epo_fail(EPO_E_UNSUPPORTED,
+                        "EP_OVERLAP_CUDA_WAIT=stream: GPU %d has no stream memory operations",
+                        be->device);
+    else if (wish != NULL && wish[0] != '\0')
+        return epo_fail(EPO_E_ARG, "EP_OVERLAP_CUDA_WAIT: found '%s', allowed host, stream", wish);
+    return EPO_OK;
+}
+
+static epo_status reach_choose(epo_backend *be, char *why, size_t size) {
+    epo_status status = gpu_window_reach(be, &be->one_sided, why, size);
+    if (status != EPO_OK || be->one_sided)
+        return status;
+    void *words = NULL;
+    if (be->shared_device)
+        return epo_fail(EPO_E_UNSUPPORTED,
+                        "rank %d: ranks share one GPU, which NCCL refuses, and do not reach each "
+                        "other's memory: %s",
+                        be->rank, why);
+    status = gpu_alloc(be, GPU_PAIRS_WORDS, &words);
+    be->pairs_word = words;
+    return status == EPO_OK ? gpu_pairs_create(be) : status;
+}
+
+static void versions_write(epo_backend *be, const char *why) {
+    const char *missing = NULL;
+    char blas[32] = "no cuBLAS", pairs[48] = "";
+    int runtime = 0, version = 0;
+    (void)cudaRuntimeGetVersion(&runtime);
+    if (gpu_blas_find(&version, &missing))
+        snprintf(blas, sizeof blas, "cuBLAS %d.%d", version / 100, version % 100);
+    if (!be->one_sided && gpu_pairs_find(&version, &missing))
+        snprintf(pairs, sizeof pairs, ", NCCL %d.%d.%d", version / 10000, version / 100 % 100,
+                 version % 100);
+    const int driver = gpu_driver_get(NULL)->version;
+    snprintf(be->versions, sizeof be->versions,
+             "CUDA %d.%d (driver for %d.%d), %s%s, peers by %s%s%s", runtime / 1000,
+             runtime % 1000 / 10, driver / 1000, driver % 1000 / 10, blas, pairs,
+             be->one_sided ? "P2P" : "NCCL: ", be->one_sided ? "" : why,
+             be->wait_mode == GPU_WAIT_HOST ? ", host waits" : "");
+}
+
+static epo_status backend_open(const epo_backend_config *config, epo_backend **out) {
+    char why[160] = "";
+    epo_backend *be = calloc(1, sizeof *be);
+    if (be == NULL)
+        return epo_fail(EPO_E_NOMEM, "no memory for the backend");
+    pthread_mutex_init(&be->lock, NULL);
+    be->timeout_s = config->timeout_s;
+    be->warn_s = config->warn_s;
+    epo_status status = gpu_meet_open(config, &be->meet);
+    if (status != EPO_OK)
+        goto failed;
+    be->rank = gpu_meet_rank(be->meet);
+    be->ranks = gpu_meet_ranks(be->meet);
+    if ((status = device_open(be)) != EPO_OK || (status = gpu_memory_open(be)) != EPO_OK ||
+        (status = gpu_watch_start(be)) != EPO_OK || (status = waits_choose(be)) != EPO_OK ||
+        (status = reach_choose(be, why, sizeof why)) != EPO_OK) {
+        char text[EPO_ERROR_MAX]; /* the peers need not wait for this rank */
+        snprintf(text, sizeof text, "%s", epo_fail_text());
+        gpu_meet_abort(be->meet, status, text);
+        epo_fail(status, "%s", text);
+        goto failed;
+    }
+    versions_write(be, why);
+    be->info = (epo_backend_info){
+        .engine = "cuda",
+        .versions = be->versions,
+        .rank = be->rank,
+        .ranks = be->ranks,
+        .default_chunks = DEFAULT_CHUNKS,
+        .one_sided = be->one_sided,
+        .types = 1U << EPO_F32 | 1U << EPO_BF16 | 1U << EPO_F16,
+    };
+    *out = be;
+    return EPO_OK;
+failed:
+    backend_free(be, true);
+    return status;
+}
+
+static const epo_backend_info *backend_info(const epo_backend *be) { return &be->info; }
+
+static epo_status backend_barrier(epo_backend *be) {
+    epo_status status = gpu_late(be);
+    return status == EPO_OK ? gpu_meet_barrier(be->meet) : status;
+}
+
+static epo_status backend_allgather(epo_backend *be, const void *mine, size_t bytes, void *all) {
+    epo_status status = gpu_late(be);
+    return status == EPO_OK ? gpu_meet_allgather(be->meet, mine, bytes, all) : status;
+}
+
+/* ---- operations that are one launch ---- */
+
+static epo_status op_gather(epo_queue *q, const epo_rows_gather *g, const epo_deps *deps) {
+    epo_status status;
+    if (!gpu_op_begin(q, deps, &status))
+        return status;
+    GPU_TRY(q->be, deps->name, gpu_kernel_gather(q->stream, q->be->sms, g));
+    return gpu_op_end(q, deps);
+}
+
+static epo_status op_reduce(epo_queue *q, const epo_rows_reduce *r, const epo_deps *deps) {
+    epo_status status;
+    if (!gpu_op_begin(q, deps, &status))
+        return status;
+    GPU_TRY(q->be, deps->name, gpu_kernel_reduce(q->stream, q->be->sms, r));
+    return gpu_op_end(q, deps);
+}
+
+static epo_status op_swiglu(epo_queue *q, const epo_swiglu *s, const epo_deps *deps) {
+    epo_status status;
+    if (!gpu_op_begin(q, deps, &status))
+        return status;
+    GPU_TRY(q->be, deps->name, gpu_kernel_swiglu(q->stream, s));
+    return gpu_op_end(q, deps);
+}
+
+static epo_status op_zero(epo_queue *q, void *ptr, uint64_t bytes, const epo_deps *deps) {
+    epo_status status;
+    if (!gpu_op_begin(q, deps, &status))
+        return status;
+    if (bytes > 0)
+        GPU_TRY(q->be, deps->name, cudaMemsetAsync(ptr, 0, bytes, q->stream));
+    return gpu_op_end(q, deps);
+}
+
+static const epo_backend_ops ops = {
+    .size = sizeof(epo_backend_ops),
+    .name = "cuda",
+    .world_create = gpu_world_create,
+    .world_destroy = gpu_world_destroy,
+    .open = backend_open,
+    .close = backend_free,
+    .info = backend_info,
+    .status = gpu_late,
+    .barrier = backend_barrier,
+    .allgather = backend_allgather,
+    .allreduce = gpu_allreduce,
+    .alloc = gpu_alloc,
+    .free = gpu_free,
+    .read = gpu_read,
+    .write = gpu_write,
+    .window_create = gpu_window_create,
+    .window_destroy = gpu_window_destroy,
+    .window_local = gpu_window_local,
+    .queue_create = gpu_queue_create,
+    .queue_destroy = gpu_queue_destroy,
+    .event_create = gpu_event_create,
+    .event_destroy = gpu_event_destroy,
+    .stream_enter = gpu_stream_enter,
+    .stream_leave = gpu_stream_leave,
+    .sync = gpu_sync,
+    .exchange = gpu_exchange,
+    .gather = op_gather,
+    .reduce = op_reduce,
+    .gemm = gpu_gemm,
+    .swiglu = op_swiglu,
+    .zero = op_zero,
+    .call = gpu_call,
+    .record_start = gpu_record_start,
+    .record_stop = gpu_record_stop,
+    .memory = gpu_memory,
+    .abort = gpu_break,
+};
+
+const epo_backend_ops *epo_backend_get(void) { return &ops; }

@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * flags.c - epoch flags.  lib/moe names a flag by its place in the window; the
+ * words themselves are in host memory that all ranks map (see gpu.h), found by a
+ * table that all ranks share, so that the order in which ranks first name their
+ * flags does not matter.
+ */
+#include "backend/cuda/gpu.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define FLAG_BATCH 32 /* words per driver call */
+
+/* The number of the flag at `offset` of the window; the first rank that names it
+ * takes a free place.  GPU_FLAGS: none left. */
+static unsigned flag_find(epo_window *w, uint64_t offset) {
+    const uint64_t key = offset + 1;
+    unsigned at = (unsigned)((offset / sizeof(uint64_t)) * UINT64_C(0x9E3779B97F4A7C15) >> 40);
+    for (unsigned i = 0; i < GPU_FLAGS; i++) {
+        const unsigned slot = (at + i) % GPU_FLAGS;
+        uint64_t found = atomic_load(&w->key[slot]);
+        if (found == 0 && atomic_compare_exchange_strong(&w->key[slot], &found, key))
+            return slot;
+        if (found == key)
+            return slot;
+    }
+    return GPU_FLAGS;
+}
+
+/* Where rank `sender`'s word of the flag lies for rank `rank`. */
+static uint64_t flag_word(const epo_window *w, unsigned flag, int rank, int sender) {
+    const uint64_t ranks = (uint64_t)w->be->ranks;
+    return ((uint64_t)rank * GPU_FLAGS + flag) * ranks + (uint64_t)sender;
+}
+
+static CUdeviceptr flag_device(const epo_window *w, unsigned flag, int rank, int sender) {
+    return (CUdeviceptr)(uintptr_t)(w->words_dev +
+                                    flag_word(w, flag, rank, sender) * sizeof(uint64_t));
+}
+
+static epo_status flag_full(const epo_backend *be, const char *what) {
+    return epo_fail(EPO_E_STATE, "rank %d: %s: a window has at most %d flags; use fewer chunks",
+                    be->rank, what, GPU_FLAGS);
+}
+
+static epo_status flag_batch(epo_queue *q, CUstreamBatchMemOpParams *ops, unsigned count,
+                             const char *phase) {
+    const gpu_driver *d = gpu_driver_get(NULL);
+    CUresult r = d->batch((CUstream)q->stream, count, ops, 0);
+    if (r != CUDA_SUCCESS)
+        return gpu_fail_driver(q->be, "cuStreamBatchMemOp", phase, r);
+    return EPO_OK;
+}
+
+/* Where the device has no stream memory operations: a host function stores. */
+typedef struct host_write {
+    volatile uint64_t *word;
+    uint64_t stride, epoch;
+    int count;
+} host_write;
+
+static void host_write_run(void *ctx) {
+    host_write *h = ctx;
+    for (int i = 0; i < h->count; i++)
+        if (__atomic_load_n(h->word + (uint64_t)i * h->stride, __ATOMIC_RELAXED) < h->epoch)
+            __atomic_store_n(h->word + (uint64_t)i * h->stride, h->epoch, __ATOMIC_RELEASE);
+    free(h);
+}
+
+static epo_status flag_write_host(epo_queue *q, epo_window *w, unsigned flag, bool own,
+                                  uint64_t epoch, const char *phase) {
+    epo_backend *be = q->be;
+    host_write *h = malloc(sizeof *h);
+    if (h == NULL)
+        return epo_fail(EPO_E_NOMEM, "rank %d: no memory (%s)", be->rank, phase);
+    h->word = w->words + (own ? flag_word(w, flag, be->rank, 0) : flag_word(w, flag, 0, be->rank));
+    h->stride = own ? 1 : (uint64_t)GPU_FLAGS * (uint64_t)be->ranks;
+    h->epoch = epoch;
+    h->count = be->ranks;
+    cudaError_t e = cudaLaunchHostFunc(q->stream, host_write_run, h);
+    if (e != cudaSuccess) {
+        free(h);
+        return gpu_fail(be, "cudaLaunchHostFunc", phase, e);
+    }
+    return EPO_OK;
+}
+
+epo_status gpu_flag_wait(epo_queue *q, const epo_ready *ready) {
+    epo_backend *be = q->be;
+    epo_window *w = gpu_window_of(be, ready->flag);
+    if (w == NULL)
+        return epo_fail(EPO_E_ARG, "rank %d: a wait for %s names memory outside every window",
+                        be->rank, ready->what);
+    const int first = ready->count == 1 && ready->peer >= 0 ? ready->peer : 0;
+    const uint64_t offset = (uint64_t)((const volatile char *)ready->flag - w->base) -
+                            (uint64_t)first * sizeof(uint64_t);
+    const unsigned flag = flag_find(w, offset);
+    if (flag == GPU_FLAGS)
+        return flag_full(be, ready->what);
+    volatile uint64_t *words = w->words + flag_word(w, flag, be->rank, first);
+    if (be->wait_mode == GPU_WAIT_HOST) {
+        /* What is queued so far must be under way before this thread waits: a launch
+         * may sit in a command buffer, and a peer may wait for it. */
+        (void)cudaStreamQuery(q->stream);
+        return gpu_watch_poll(be, words, ready);
+    }
+    epo_status status = gpu_watch_add(be, words, ready);
+    CUstreamBatchMemOpParams ops[FLAG_BATCH];
+    for (int i = 0; i < ready->count && status == EPO_OK;) {
+        unsigned n = 0;
+        for (; i < ready->count && n < FLAG_BATCH; i++, n++) {
+            memset(&ops[n], 0, sizeof ops[n]);
+            ops[n].waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_64;
+            ops[n].waitValue.address = flag_device(w, flag, be->rank, first + i);
+            ops[n].waitValue.value64 = ready->epoch;
+            ops[n].waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
+        }
+        status = flag_batch(q, ops, n, ready->what);
+    }
+    return status;
+}
+
+/* own: every sender's word at this rank; else this rank's word at every rank. */
+static epo_status flag_write(epo_queue *q, epo_window *w, bool own, uint64_t flag_offset,
+                             uint64_t epoch, const char *phase) {
+    epo_backend *be = q->be;
+    const unsigned flag = flag_find(w, flag_offset);
+    if (flag == GPU_FLAGS)
+        return flag_full(be, phase);
+    if (be->wait_mode == GPU_WAIT_HOST && !be->stream_ops)
+        return flag_write_host(q, w, flag, own, epoch, phase);
+    CUstreamBatchMemOpParams ops[FLAG_BATCH];
+    epo_status status = EPO_OK;
+    for (int i = 0; i < be->ranks && status == EPO_OK;) {
+        unsigned n = 0;
+        for (; i < be->ranks && n < FLAG_BATCH; i++, n++) {
+            memset(&ops[n], 0, sizeof ops[n]);
+            ops[n].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
+            ops[n].writeValue.address =
+                own ? flag_device(w, flag, be->rank, i) : flag_device(w, flag, i, be->rank);
+            ops[n].writeValue.value64 = epoch;
+            ops[n].writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT; /* fenced: bytes first */
+        }
+        status = flag_batch(q, ops, n, phase);
+    }
+    return status;
+}
+
+epo_status gpu_flag_write(epo_queue *q, epo_window *w, uint64_t flag_offset, uint64_t epoch,
+                          const char *phase) {
+    return flag_write(q, w, false, flag_offset, epoch, phase);
+}
+
+epo_status gpu_flag_write_own(epo_queue *q, epo_window *w, uint64_t flag_offset, uint64_t epoch,
+                              const char *phase) {
+    return flag_write(q, w, true, flag_offset, epoch, phase);
+}

@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * gpu.h - what the files of the CUDA backend share.
+ *
+ *   driver.c    libcuda: stream memory operations, by name, at run time
+ *   check.c     every failed call becomes a line with call, rank and phase
+ *   queue.c     streams, events, waits, the frame around each operation
+ *   flags.c     epoch flags in host memory that every rank maps
+ *   watch.c     the thread that ends expired waits
+ *   memory.c    device memory; copies from and to the CPU, in queue order
+ *   meet.c      the ranks on the host side: barrier, allgather, shared memory
+ *   window.c    symmetric windows and the peers' addresses
+ *   exchange.c  copies to peers by copy engines; pairs.c: the same over NCCL
+ *   blas.c      one GEMM per expert over cuBLAS
+ *   kernels.cu  the passes over rows
+ *   record.c    intervals
+ *
+ * Epoch flags live in host memory, not beside the rows: GPUs write and poll them
+ * there (cuStreamWriteValue64, cuStreamWaitValue64), and a host thread can both
+ * see which rank is late and release the wait with one store, whatever state the
+ * GPU's queues are in.
+ */
+#ifndef EPO_BACKEND_CUDA_GPU_H
+#define EPO_BACKEND_CUDA_GPU_H
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "backend/backend.h"
+#include "core/status.h"
+
+/* Waits compare as signed differences, so the poison must stay 2^62 at most above
+ * any epoch: it is above every epoch in use and below none. */
+#define GPU_POISON (UINT64_C(1) << 62)
+#define GPU_QUEUES 8 /* per backend */
+#define GPU_SIDE 3   /* helper streams of a GEMM queue */
+#define GPU_PAIRS_WORDS 8192
+
+typedef struct gpu_blas gpu_blas;
+typedef struct gpu_pairs gpu_pairs;
+typedef struct gpu_meet gpu_meet;
+typedef struct gpu_memory_state gpu_memory_state;
+typedef struct gpu_watch gpu_watch;
+typedef struct gpu_record gpu_record;
+
+struct epo_event {
+    cudaEvent_t cuda;
+};
+
+struct epo_queue {
+    epo_backend *be;
+    epo_queue_kind kind;
+    int slot;
+    int priority;
+    cudaStream_t stream;
+    gpu_blas *blas;     /* made by the first GEMM */
+    uint64_t record_at; /* interval being recorded; UINT64_MAX: none */
+    char *staging;      /* gathered rows on their way to peers */
+    uint64_t staging_bytes;
+};
+
+/* Flag words of one window: key[i] names a place in the window (1 + its offset),
+ * words follow as [ranks][GPU_FLAGS][ranks]: word s of flag i at rank d. */
+#define GPU_FLAGS 512
+struct epo_window {
+    epo_backend *be;
+    char *base; /* device memory */
+    uint64_t bytes;
+    char **peer;           /* [ranks] their bases as this rank sees them */
+    bool *opened;          /* [ranks] by IPC, to be closed */
+    _Atomic uint64_t *key; /* [GPU_FLAGS], host, shared by all ranks */
+    volatile uint64_t *words;
+    char *words_dev; /* the same for this device */
+    uint64_t shared_bytes;
+    bool registered; /* by this rank */
+    struct epo_window *next;
+};
+
+/* How ranks wait for flags. */
+typedef enum gpu_wait_mode {
+    GPU_WAIT_STREAM = 0, /* the stream waits */
+    GPU_WAIT_HOST = 1    /* the issuing thread waits before it enqueues */
+} gpu_wait_mode;
+
+struct epo_backend {
+    epo_backend_info info;
+    char versions[256];
+    int rank, ranks, device, sms;
+    double timeout_s, warn_s;
+    gpu_wait_mode wait_mode;
+    bool stream_ops; /* the device writes and waits for words by itself */
+    bool one_sided;
+    bool shared_device; /* another rank uses this GPU too */
+    gpu_meet *meet;
+    gpu_memory_state *memory;
+    gpu_watch *watch;
+    gpu_record *record;
+    gpu_pairs *pairs; /* NULL with one_sided */
+    char *pairs_word; /* bytes that say "this rank came here" */
+    epo_window *windows;
+    epo_queue *queues[GPU_QUEUES];
+    epo_window *sum; /* allreduce's window and progress */
+    epo_queue *sum_queue;
+    epo_event *sum_done;
+    uint64_t sum_epoch;
+    /* The first late error. */
+    pthread_mutex_t lock;
+    atomic_int late;
+    char late_text[EPO_ERROR_MAX];
+};
+
+/* ---- check.c ---- */
+/* "rank 1: cudaMallocAsync (fc1): out of memory (cudaErrorMemoryAllocation)" */
+epo_status gpu_fail(const epo_backend *be, const char *call, const char *phase, cudaError_t error);
+epo_status gpu_fail_driver(const epo_backend *be, const char *call, const char *phase,
+                           CUresult error);
+#define GPU_TRY(be, phase, call)                                                                   \
+    do {                                                                                           \
+        cudaError_t try_ = (call);                                                                 \
+        if (try_ != cudaSuccess)                                                                   \
+            return gpu_fail((be), #call, (phase), try_);                                           \
+    } while (0)
+#define GPU_GO(be, phase, status, label, call)                                                     \
+    do {                                                                                           \
+        cudaError_t go_ = (call);                                                                  \
+        if (go_ != cudaSuccess) {                                                                  \
+            (status) = gpu_fail((be), #call, (phase), go_);                                        \
+            goto label;                                                                            \
+        }                                                                                          \
+    } while (0)
+/* Keeps the first late error, releases every pending wait here, tells the peers. */
+void gpu_break(epo_backend *be, epo_status status, const char *text);
+/* EPO_OK, or the late error, its text made the caller's. */
+epo_status gpu_late(epo_backend *be);
+
+/* ---- driver.c ---- */
+typedef struct gpu_driver {
+    CUresult (*wait64)(CUstream, CUdeviceptr, cuuint64_t, unsigned);
+    CUresult (*write64)(CUstream, CUdeviceptr, cuuint64_t, unsigned);
+    CUresult (*batch)(CUstream, unsigned, CUstreamBatchMemOpParams *, unsigned);
+    CUresult (*name)(CUresult, const char **);
+    CUresult (*attribute)(int *, CUdevice_attribute, CUdevice);
+    int version;
+} gpu_driver;
+/* Once per process; NULL with a reason if libcuda.so.1 cannot serve. */
+const gpu_driver *gpu_driver_get(const char **why);
+/* A library that the process has mapped already (its path contains `stem`), else
+ * by soname; NULL if none.  `path` receives where it came from. */
+void *gpu_library_find(const char *stem, const char *const *sonames, char *path, size_t size);
+
+/* ---- meet.c: the ranks on the host side ---- */
+epo_status gpu_world_create(int ranks, epo_world **out);
+void gpu_world_destroy(epo_world *world);
+epo_status gpu_meet_open(const epo_backend_config *config, gpu_meet **out);
+void gpu_meet_close(gpu_meet *meet, bool broken);
+int gpu_meet_rank(const gpu_meet *meet);
+int gpu_meet_ranks(const gpu_meet *meet);
+bool gpu_meet_threads(const gpu_meet *meet);
+epo_status gpu_meet_barrier(gpu_meet *meet);
+epo_status gpu_meet_allgather(gpu_meet *meet, const void *mine, size_t bytes, void *all);
+/* Zeroed memory that all ranks see. */
+epo_status gpu_meet_shared(gpu_meet *meet, uint64_t bytes, void **out);
+void gpu_meet_unshare(gpu_meet *meet, void *ptr, uint64_t bytes);
+void gpu_meet_abort(gpu_meet *meet, epo_status status, const char *text);
+/* EPO_OK, or the first failure a peer announced, with its text. */
+epo_status gpu_meet_failed(gpu_meet *meet, char *text, size_t size);
+
+/* ---- queue.c ---- */
+epo_status gpu_queue_create(epo_backend *be, epo_queue_kind kind, epo_queue **out);
+void gpu_queue_destroy(epo_backend *be, epo_queue *queue);
+epo_status gpu_event_create(epo_backend *be, epo_event **out);
+void gpu_event_destroy(epo_backend *be, epo_event *event);
+epo_status gpu_stream_enter(epo_backend *be, epo_queue *queue, epo_stream stream);
+epo_status gpu_stream_leave(epo_backend *be, epo_event *event, epo_stream stream);
+epo_status gpu_sync(epo_backend *be, epo_event *event);
+epo_status gpu_call(epo_queue *q, void (*fn)(void *), void *ctx, const epo_deps *deps);
+/* Around each operation: waits, then true to go on; false: pass over (the signal
+ * has been given) or failed (*status). */
+bool gpu_op_begin(epo_queue *q, const epo_deps *deps, epo_status *status);
+epo_status gpu_op_end(epo_queue *q, const epo_deps *deps);
+
+/* ---- flags.c ---- */
+epo_status gpu_flag_wait(epo_queue *q, const epo_ready *ready);
+/* Word `word` of each rank's flags becomes `epoch`, in queue order. */
+epo_status gpu_flag_write(epo_queue *q, epo_window *w, uint64_t flag_offset, uint64_t epoch,
+                          const char *phase);
+/* Only this rank's words, all senders: the two-sided exchange's end. */
+epo_status gpu_flag_write_own(epo_queue *q, epo_window *w, uint64_t flag_offset, uint64_t epoch,
+                              const char *phase);
+
+/* ---- watch.c ---- */
+epo_status gpu_watch_start(epo_backend *be);
+void gpu_watch_stop(epo_backend *be);
+epo_status gpu_watch_add(epo_backend *be, volatile uint64_t *words, const epo_ready *ready);
+/* For work of others that may hang (NCCL): `event` must complete in time. */
+epo_status gpu_watch_event(epo_backend *be, cudaEvent_t event, const char *what, int chunk);
+/* Drops waits for words in this memory, which is about to go. */
+void gpu_watch_forget(epo_backend *be, volatile uint64_t *words, uint64_t bytes);
+void gpu_watch_release(epo_backend *be);
+double gpu_now(void);
+/* The host side wait, bounded. */
+epo_status gpu_watch_poll(epo_backend *be, volatile uint64_t *words, const epo_ready *ready);
+
+/* ---- memory.c ---- */
+epo_status gpu_memory_open(epo_backend *be);
+void gpu_memory_close(epo_backend *be);
+epo_status gpu_alloc(epo_backend *be, uint64_t bytes, void **out);
+void gpu_free(epo_backend *be, void *ptr, uint64_t bytes);
+epo_status gpu_read(epo_backend *be, void *dst, const void *src, uint64_t bytes);
+epo_status gpu_write(epo_backend *be, void *dst, const void *src, uint64_t bytes);
+void gpu_memory_count(epo_backend *be, int64_t bytes);
+void gpu_memory(epo_backend *be, uint64_t *now, uint64_t *peak);
+
+/* ---- window.c ---- */
+/* Can the ranks write each other's memory?  The same answer on every rank; `why`
+ * says what is in the way. */
+epo_status gpu_window_reach(epo_backend *be, bool *all, char *why, size_t size);
+epo_status gpu_window_create(epo_backend *be, uint64_t bytes, epo_window **out);
+void gpu_window_destroy(epo_backend *be, epo_window *w);
+void *gpu_window_local(epo_window *w);
+epo_window *gpu_window_of(epo_backend *be, const volatile void *address);
+
+/* ---- exchange.c, pairs.c ---- */
+epo_status gpu_exchange(epo_queue *q, const epo_exchange *x, const epo_deps *deps);
+void gpu_staging_free(epo_queue *q);
+epo_status gpu_pairs_create(epo_backend *be);
+/* NCCL's version (22809); false: none, `why` says so. */
+bool gpu_pairs_find(int *version, const char **why);
+void gpu_pairs_destroy(epo_backend *be, bool broken);
+/* src[i]: where segment i lies contiguously; NULL for this rank's own. */
+epo_status gpu_pairs_exchange(epo_queue *q, const epo_exchange *x, const char *const *src,
+                              const epo_deps *deps);
+epo_status gpu_allreduce(epo_backend *be, float *data, uint64_t count, epo_stream stream);
+
+/* ---- blas.c ---- */
+epo_status gpu_gemm(epo_queue *q, const epo_gemm *g, const epo_deps *deps);
+void gpu_blas_destroy(gpu_blas *blas);
+/* cuBLAS's version, and where it was found; false: none, `why` says so. */
+bool gpu_blas_find(int *version, const char **why);
+
+/* ---- record.c ---- */
+epo_status gpu_record_start(epo_backend *be, uint64_t capacity);
+epo_status gpu_record_stop(epo_backend *be, const epo_interval **out, uint64_t *count,
+                           uint64_t *dropped);
+void gpu_record_begin(epo_queue *q, const epo_deps *deps);
+void gpu_record_end(epo_queue *q);
+void gpu_record_destroy(epo_backend *be);
+
+#endif

@@ -1,0 +1,380 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kernels.cu - the passes over rows: gather, segments, reduce, SwiGLU, sum.
+ *
+ * All are bound by memory: 16 bytes per access, several in flight per thread, one
+ * warp or block per row.  Sums run in a fixed order that depends on the shape
+ * only, never on the launch, so results do not depend on chunks or timing.
+ */
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#include "backend/cuda/kernels.h"
+
+namespace {
+
+constexpr int kWarp = 32;
+constexpr int kThreads = 256;
+
+template <typename T> __device__ __forceinline__ float to_float(T v);
+template <> __device__ __forceinline__ float to_float<float>(float v) { return v; }
+template <> __device__ __forceinline__ float to_float<__half>(__half v) { return __half2float(v); }
+template <> __device__ __forceinline__ float to_float<__nv_bfloat16>(__nv_bfloat16 v) {
+    return __bfloat162float(v);
+}
+template <typename T> __device__ __forceinline__ T from_float(float v);
+template <> __device__ __forceinline__ float from_float<float>(float v) { return v; }
+template <> __device__ __forceinline__ __half from_float<__half>(float v) {
+    return __float2half_rn(v);
+}
+template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float v) {
+    return __float2bfloat16_rn(v);
+}
+
+/* N elements moved by one access: 16 bytes, or one element where rows are not a
+ * multiple of 16 bytes. */
+template <typename T, int N> struct alignas(sizeof(T) * N) Pack { T e[N]; };
+
+/* ---- copies ---- */
+
+/* One warp copies one row in units of V, four loads in flight per thread. */
+template <typename V>
+__device__ __forceinline__ void row_copy(char *dst, const char *src, uint32_t units, int lane) {
+    V *d = reinterpret_cast<V *>(dst);
+    const V *s = reinterpret_cast<const V *>(src);
+    uint32_t u = lane;
+    for (; u + 3 * kWarp < units; u += 4 * kWarp) {
+        V a = s[u], b = s[u + kWarp], c = s[u + 2 * kWarp], e = s[u + 3 * kWarp];
+        d[u] = a;
+        d[u + kWarp] = b;
+        d[u + 2 * kWarp] = c;
+        d[u + 3 * kWarp] = e;
+    }
+    for (; u < units; u += kWarp)
+        d[u] = s[u];
+}
+
+template <typename V> __device__ __forceinline__ V zero_of() {
+    V v;
+    memset(&v, 0, sizeof v);
+    return v;
+}
+
+template <typename V>
+__global__ void __launch_bounds__(kThreads)
+    gather_rows(char *dst, const char *src, const int32_t *index, uint64_t rows,
+                uint32_t row_bytes) {
+    const int lane = threadIdx.x % kWarp;
+    const uint32_t units = row_bytes / sizeof(V);
+    uint64_t row = (uint64_t)blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp;
+    const uint64_t step = (uint64_t)gridDim.x * (kThreads / kWarp);
+    for (; row < rows; row += step) {
+        const int64_t from = index ? index[row] : (int64_t)row;
+        char *to = dst + row * row_bytes;
+        if (from >= 0) {
+            row_copy<V>(to, src + (uint64_t)from * row_bytes, units, lane);
+        } else {
+            for (uint32_t u = lane; u < units; u += kWarp)
+                reinterpret_cast<V *>(to)[u] = zero_of<V>();
+        }
+    }
+}
+
+struct Segments {
+    gpu_segment s[GPU_SEGMENTS];
+};
+
+template <typename V>
+__global__ void __launch_bounds__(kThreads)
+    copy_segments(const __grid_constant__ Segments table, uint32_t row_bytes) {
+    const gpu_segment seg = table.s[blockIdx.y];
+    const int lane = threadIdx.x % kWarp;
+    const uint32_t units = row_bytes / sizeof(V);
+    uint64_t row = (uint64_t)blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp;
+    const uint64_t step = (uint64_t)gridDim.x * (kThreads / kWarp);
+    for (; row < seg.rows; row += step) {
+        const uint64_t from = seg.index ? (uint64_t)seg.index[row] : row;
+        row_copy<V>(seg.dst + row * row_bytes, seg.src + from * row_bytes, units, lane);
+    }
+}
+
+/* ---- reduce ---- */
+
+/* One warp per row.  Lane j holds index j of up to 32; loads of four summands are
+ * issued together, additions stay in ascending j. */
+template <typename T, int N>
+__global__ void __launch_bounds__(kThreads) reduce_rows(T *dst, const T *src, const int32_t *index,
+                                                        uint64_t rows, int width, int elements) {
+    using P = Pack<T, N>;
+    const int lane = threadIdx.x % kWarp;
+    const int units = elements / N;
+    uint64_t row = (uint64_t)blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp;
+    const uint64_t step = (uint64_t)gridDim.x * (kThreads / kWarp);
+    for (; row < rows; row += step) {
+        for (int base = 0; base < units; base += kWarp) {
+            const int u = base + lane;
+            const bool in = u < units;
+            float sum[N];
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                sum[i] = 0.0f;
+            for (int first = 0; first < width; first += kWarp) {
+                const int mine =
+                    first + lane < width ? index[row * (uint64_t)width + first + lane] : -1;
+                const int some = min(kWarp, width - first);
+                for (int j = 0; j < some; j += 4) {
+                    P v[4];
+                    int from[4];
+#pragma unroll
+                    for (int k = 0; k < 4; k++) {
+                        from[k] = j + k < some ? __shfl_sync(0xffffffffu, mine, j + k) : -1;
+                        if (in && from[k] >= 0)
+                            v[k] = reinterpret_cast<const P *>(src + (uint64_t)from[k] *
+                                                                         (uint64_t)elements)[u];
+                    }
+#pragma unroll
+                    for (int k = 0; k < 4; k++)
+                        if (in && from[k] >= 0) {
+#pragma unroll
+                            for (int i = 0; i < N; i++)
+                                sum[i] += to_float<T>(v[k].e[i]);
+                        }
+                }
+            }
+            if (in) {
+                P out;
+#pragma unroll
+                for (int i = 0; i < N; i++)
+                    out.e[i] = from_float<T>(sum[i]);
+                reinterpret_cast<P *>(dst + row * (uint64_t)elements)[u] = out;
+            }
+        }
+    }
+}
+
+/* ---- SwiGLU ---- */
+
+constexpr int kActThreads = 128;
+
+/* One block per row.  A weight of 0 gives zeros whatever h holds: alignment rows
+ * are never written by a GEMM. */
+template <typename T, int N>
+__global__ void __launch_bounds__(kActThreads)
+    swiglu_forward(const T *h, const float *weight, T *a, uint64_t first, int ffn) {
+    using P = Pack<T, N>;
+    const uint64_t row = first + blockIdx.x;
+    const float w = weight[row];
+    const P *gate = reinterpret_cast<const P *>(h + row * 2 * (uint64_t)ffn);
+    const P *up = reinterpret_cast<const P *>(h + row * 2 * (uint64_t)ffn + ffn);
+    P *out = reinterpret_cast<P *>(a + row * (uint64_t)ffn);
+    for (int u = threadIdx.x; u < ffn / N; u += kActThreads) {
+        P r = zero_of<P>();
+        if (w != 0.0f) {
+            const P g = gate[u], x = up[u];
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                const float gf = to_float<T>(g.e[i]);
+                const float s = 1.0f / (1.0f + expf(-gf));
+                r.e[i] = from_float<T>(w * (gf * s) * to_float<T>(x.e[i]));
+            }
+        }
+        out[u] = r;
+    }
+}
+
+/* The block's sum, always in the same order. */
+__device__ __forceinline__ float block_sum(float v) {
+    __shared__ float part[kActThreads / kWarp];
+    for (int d = kWarp / 2; d > 0; d /= 2)
+        v += __shfl_xor_sync(0xffffffffu, v, d);
+    if (threadIdx.x % kWarp == 0)
+        part[threadIdx.x / kWarp] = v;
+    __syncthreads();
+    float sum = 0.0f;
+    for (int i = 0; i < kActThreads / kWarp; i++)
+        sum += part[i];
+    return sum;
+}
+
+template <typename T, int N>
+__global__ void __launch_bounds__(kActThreads)
+    swiglu_backward(const T *h, const float *weight, const T *da, T *dh, T *a, float *dw,
+                    uint64_t first, int ffn) {
+    using P = Pack<T, N>;
+    const uint64_t row = first + blockIdx.x;
+    const float w = weight[row];
+    const bool live = w != 0.0f;
+    const T *h_row = h + row * 2 * (uint64_t)ffn;
+    T *dh_row = dh + row * 2 * (uint64_t)ffn;
+    float sum = 0.0f;
+    for (int u = threadIdx.x; u < ffn / N; u += kActThreads) {
+        const P g = reinterpret_cast<const P *>(h_row)[u];
+        const P x = reinterpret_cast<const P *>(h_row + ffn)[u];
+        const P d = reinterpret_cast<const P *>(da + row * (uint64_t)ffn)[u];
+        P dg, dx, act;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const float gf = to_float<T>(g.e[i]), xf = to_float<T>(x.e[i]);
+            const float df = to_float<T>(d.e[i]);
+            const float s = 1.0f / (1.0f + expf(-gf));
+            const float silu = gf * s;
+            sum += df * silu * xf;
+            dg.e[i] = from_float<T>(live ? df * w * xf * (s * (1.0f + gf * (1.0f - s))) : 0.0f);
+            dx.e[i] = from_float<T>(live ? df * w * silu : 0.0f);
+            act.e[i] = from_float<T>(live ? w * silu * xf : 0.0f);
+        }
+        reinterpret_cast<P *>(dh_row)[u] = dg;
+        reinterpret_cast<P *>(dh_row + ffn)[u] = dx;
+        if (a != nullptr)
+            reinterpret_cast<P *>(a + row * (uint64_t)ffn)[u] = act;
+    }
+    sum = block_sum(sum);
+    if (dw != nullptr && threadIdx.x == 0)
+        dw[row] = sum;
+}
+
+__global__ void sum_slots(float *dst, const float *slots, uint64_t stride, int count, uint64_t n) {
+    uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i < n; i += (uint64_t)gridDim.x * blockDim.x) {
+        float sum = slots[i];
+        for (int s = 1; s < count; s++)
+            sum += slots[s * stride + i];
+        dst[i] = sum;
+    }
+}
+
+/* ---- launch ---- */
+
+bool aligned(const void *p, uint64_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+
+unsigned row_blocks(uint64_t rows, int sms) {
+    const uint64_t want = (rows + kThreads / kWarp - 1) / (kThreads / kWarp);
+    const uint64_t most = (uint64_t)(sms > 0 ? sms : 1) * 8;
+    return (unsigned)(want < most ? want : most);
+}
+
+template <typename V> void gather_launch(cudaStream_t stream, int sms, const epo_rows_gather *g) {
+    gather_rows<V><<<row_blocks(g->rows, sms), kThreads, 0, stream>>>(
+        static_cast<char *>(g->dst), static_cast<const char *>(g->src), g->index, g->rows,
+        g->row_bytes);
+}
+
+template <typename T> void reduce_launch(cudaStream_t stream, int sms, const epo_rows_reduce *r) {
+    constexpr int n = 16 / sizeof(T);
+    const bool wide = r->elements % n == 0 && aligned(r->dst, 16) && aligned(r->src, 16);
+    T *dst = static_cast<T *>(r->dst);
+    const T *src = static_cast<const T *>(r->src);
+    const unsigned blocks = row_blocks(r->rows, sms);
+    if (wide)
+        reduce_rows<T, n>
+            <<<blocks, kThreads, 0, stream>>>(dst, src, r->index, r->rows, r->width, r->elements);
+    else
+        reduce_rows<T, 1>
+            <<<blocks, kThreads, 0, stream>>>(dst, src, r->index, r->rows, r->width, r->elements);
+}
+
+template <typename T, int N> void swiglu_run(cudaStream_t stream, const epo_swiglu *s) {
+    const T *h = static_cast<const T *>(s->h);
+    T *a = static_cast<T *>(s->a);
+    /* gridDim.x reaches 2^31 - 1; a window never has so many rows. */
+    const unsigned blocks = (unsigned)s->rows;
+    if (s->da == nullptr)
+        swiglu_forward<T, N><<<blocks, kActThreads, 0, stream>>>(h, s->w, a, s->row, s->ffn);
+    else
+        swiglu_backward<T, N>
+            <<<blocks, kActThreads, 0, stream>>>(h, s->w, static_cast<const T *>(s->da),
+                                                 static_cast<T *>(s->dh), a, s->dw, s->row, s->ffn);
+}
+
+template <typename T> void swiglu_launch(cudaStream_t stream, const epo_swiglu *s) {
+    constexpr int n = 16 / sizeof(T);
+    const bool wide = s->ffn % n == 0 && aligned(s->h, 16) && aligned(s->a, 16) &&
+                      aligned(s->da, 16) && aligned(s->dh, 16);
+    if (wide)
+        swiglu_run<T, n>(stream, s);
+    else
+        swiglu_run<T, 1>(stream, s);
+}
+
+} // namespace
+
+extern "C" cudaError_t gpu_kernel_gather(cudaStream_t stream, int sms, const epo_rows_gather *g) {
+    if (g->rows == 0 || g->row_bytes == 0)
+        return cudaSuccess;
+    if (g->row_bytes % 16 == 0 && aligned(g->dst, 16) && aligned(g->src, 16))
+        gather_launch<uint4>(stream, sms, g);
+    else if (g->row_bytes % 4 == 0 && aligned(g->dst, 4) && aligned(g->src, 4))
+        gather_launch<uint32_t>(stream, sms, g);
+    else
+        gather_launch<uint8_t>(stream, sms, g);
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t gpu_kernel_segments(cudaStream_t stream, int sms,
+                                           const gpu_segment *segments, int count,
+                                           uint32_t row_bytes) {
+    for (int first = 0; first < count; first += GPU_SEGMENTS) {
+        const int some = count - first < GPU_SEGMENTS ? count - first : GPU_SEGMENTS;
+        Segments table;
+        bool by16 = row_bytes % 16 == 0, by4 = row_bytes % 4 == 0;
+        uint64_t most = 0;
+        for (int i = 0; i < some; i++) {
+            const gpu_segment &s = segments[first + i];
+            table.s[i] = s;
+            most = s.rows > most ? s.rows : most;
+            by16 = by16 && aligned(s.dst, 16) && aligned(s.src, 16);
+            by4 = by4 && aligned(s.dst, 4) && aligned(s.src, 4);
+        }
+        if (most == 0 || row_bytes == 0)
+            continue;
+        unsigned x = row_blocks(most, sms);
+        const unsigned share = (unsigned)((sms > 0 ? sms : 1) * 8 / some + 1);
+        x = x < share ? x : share;
+        const dim3 grid(x, (unsigned)some);
+        if (by16)
+            copy_segments<uint4><<<grid, kThreads, 0, stream>>>(table, row_bytes);
+        else if (by4)
+            copy_segments<uint32_t><<<grid, kThreads, 0, stream>>>(table, row_bytes);
+        else
+            copy_segments<uint8_t><<<grid, kThreads, 0, stream>>>(table, row_bytes);
+        cudaError_t error = cudaGetLastError();
+        if (error != cudaSuccess)
+            return error;
+    }
+    return cudaSuccess;
+}
+
+extern "C" cudaError_t gpu_kernel_reduce(cudaStream_t stream, int sms, const epo_rows_reduce *r) {
+    if (r->rows == 0 || r->elements == 0)
+        return cudaSuccess;
+    switch (r->type) {
+    case EPO_F32: reduce_launch<float>(stream, sms, r); break;
+    case EPO_BF16: reduce_launch<__nv_bfloat16>(stream, sms, r); break;
+    case EPO_F16: reduce_launch<__half>(stream, sms, r); break;
+    default: return cudaErrorInvalidValue;
+    }
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t gpu_kernel_swiglu(cudaStream_t stream, const epo_swiglu *s) {
+    if (s->rows == 0 || s->ffn == 0)
+        return cudaSuccess;
+    switch (s->type) {
+    case EPO_F32: swiglu_launch<float>(stream, s); break;
+    case EPO_BF16: swiglu_launch<__nv_bfloat16>(stream, s); break;
+    case EPO_F16: swiglu_launch<__half>(stream, s); break;
+    default: return cudaErrorInvalidValue;
+    }
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t gpu_kernel_sum(cudaStream_t stream, float *dst, const float *slots,
+                                      uint64_t stride, int count, uint64_t n) {
+    if (n == 0)
+        return cudaSuccess;
+    const uint64_t want = (n + 255) / 256;
+    sum_slots<<<(unsigned)(want < 1024 ? want : 1024), 256, 0, stream>>>(dst, slots, stride, count,
+                                                                         n);
+    return cudaGetLastError();
+}

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * pairs.c - the exchange where ranks do not reach each other's memory: grouped
+ * ncclSend and ncclRecv on a communicator of our own.
+ */
+#include "backend/cuda/gpu.h"
+
+#include <dlfcn.h>
+#include <nccl.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NCCL_OLDEST 21800
+
+typedef struct pairs_api {
+    ncclResult_t (*version)(int *);
+    ncclResult_t (*unique)(ncclUniqueId *);
+    ncclResult_t (*init)(ncclComm_t *, int, ncclUniqueId, int);
+    ncclResult_t (*destroy)(ncclComm_t);
+    ncclResult_t (*abort)(ncclComm_t);
+    ncclResult_t (*start)(void);
+    ncclResult_t (*end)(void);
+    ncclResult_t (*send)(const void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t);
+    ncclResult_t (*recv)(void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t);
+    const char *(*text)(ncclResult_t);
+    int number;
+} pairs_api;
+
+static pairs_api api;
+static const char *api_missing;
+
+static void *api_symbol(void *lib, const char *name) {
+    void *p = dlsym(lib, name);
+    if (p == NULL && api_missing == NULL)
+        api_missing = name;
+    return p;
+}
+
+static void api_load(void) {
+    static const char *const sonames[] = {"libnccl.so.2", NULL};
+    char path[512];
+    void *lib = gpu_library_find("libnccl", sonames, path, sizeof path);
+    if (lib == NULL) {
+        api_missing = "libnccl.so.2 was not found";
+        return;
+    }
+    *(void **)&api.version = api_symbol(lib, "ncclGetVersion");
+    *(void **)&api.unique = api_symbol(lib, "ncclGetUniqueId");
+    *(void **)&api.init = api_symbol(lib, "ncclCommInitRank");
+    *(void **)&api.destroy = api_symbol(lib, "ncclCommDestroy");
+    *(void **)&api.abort = api_symbol(lib, "ncclCommAbort");
+    *(void **)&api.start = api_symbol(lib, "ncclGroupStart");
+    *(void **)&api.end = api_symbol(lib, "ncclGroupEnd");
+    *(void **)&api.send = api_symbol(lib, "ncclSend");
+    *(void **)&api.recv = api_symbol(lib, "ncclRecv");
+    *(void **)&api.text = api_symbol(lib, "ncclGetErrorString");
+    if (api_missing == NULL && api.version(&api.number) != ncclSuccess)
+        api_missing = "ncclGetVersion failed";
+    if (api_missing == NULL && api.number < NCCL_OLDEST)
+        api_missing = "NCCL is older than 2.18";
+}
+
+bool gpu_pairs_find(int *version, const char **why) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, api_load);
+    *version = api.number;
+    *why = api_missing;
+    return api_missing == NULL;
+}
+
+struct gpu_pairs {
+    ncclComm_t comm;
+};
+
+static epo_status pairs_fail(const epo_backend *be, const char *call, const char *phase,
+                             ncclResult_t r) {
+    return epo_fail(EPO_E_SYSTEM, "rank %d: %s (%s): %s", be->rank, call, phase, api.text(r));
+}
+#define PAIRS_TRY(be, phase, name, call)                                                           \
+    do {                                                                                           \
+        ncclResult_t r_ = (call);                                                                  \
+        if (r_ != ncclSuccess)                                                                     \
+            return pairs_fail((be), (name), (phase), r_);                                          \
+    } while (0)
+
+/* [collective] */
+epo_status gpu_pairs_create(epo_backend *be) {
+    struct {
+        ncclUniqueId id;
+        int ok;
+    } mine, *all = calloc((size_t)be->ranks, sizeof *all);
+    const char *why = NULL;
+    int version = 0;
+    memset(&mine, 0, sizeof mine);
+    if (all == NULL)
+        return epo_fail(EPO_E_NOMEM, "rank %d: no memory for %d ranks", be->rank, be->ranks);
+    mine.ok = gpu_pairs_find(&version, &why);
+    if (mine.ok && be->rank == 0)
+        mine.ok = api.unique(&mine.id) == ncclSuccess;
+    epo_status status = gpu_meet_allgather(be->meet, &mine, sizeof mine, all);
+    for (int r = 0; status == EPO_OK && r < be->ranks; r++)
+        if (!all[r].ok)
+            status = epo_fail(EPO_E_UNSUPPORTED,
+                              "rank %d cannot use NCCL (%s), and the ranks do not reach each "
+                              "other's memory; NCCL 2.18 or newer is needed",
+                              r, r == be->rank && why != NULL ? why : "its own message says why");
+    ncclUniqueId id = all[0].id;
+    free(all);
+    if (status != EPO_OK)
+        return status;
+    be->pairs = calloc(1, sizeof *be->pairs);
+    if (be->pairs == NULL)
+        return epo_fail(EPO_E_NOMEM, "rank %d: no memory for the communicator", be->rank);
+    PAIRS_TRY(be, "group", "ncclCommInitRank", api.init(&be->pairs->comm, be->ranks, id, be->rank));
+    return EPO_OK;
+}
+
+void gpu_pairs_destroy(epo_backend *be, bool broken) {
+    if (be->pairs == NULL)
+        return;
+    if (be->pairs->comm != NULL)
+        (void)(broken ? api.abort(be->pairs->comm) : api.destroy(be->pairs->comm));
+    free(be->pairs);
+    be->pairs = NULL;
+}
+
+static epo_status pairs_post(epo_queue *q, const epo_exchange *x, const char *const *src,
+                             const char *phase) {
+    epo_backend *be = q->be;
+    ncclComm_t comm = be->pairs->comm;
+    for (int i = 0; i < x->nsend; i++) {
+        const epo_segment *s = &x->send[i];
+        if (s->peer != be->rank && s->rows > 0)
+            PAIRS_TRY(be, phase, "ncclSend",
+                      api.send(src[i], s->rows * s->row_bytes, ncclInt8, s->peer, comm, q->stream));
+    }
+    for (int i = 0; i < x->nrecv; i++) {
+        const epo_arrival *a = &x->recv[i];
+        if (a->peer != be->rank && a->bytes > 0)
+            PAIRS_TRY(be, phase, "ncclRecv",
+                      api.recv(x->window->base + a->offset, a->bytes, ncclInt8, a->peer, comm,
+                               q->stream));
+    }
+    return EPO_OK;
+}
+
+/* Arrivals of an exchange without bytes (credits) need a word from every peer too:
+ * one byte each way, so that "all of this call's bytes" orders something. */
+epo_status gpu_pairs_exchange(epo_queue *q, const epo_exchange *x, const char *const *src,
+                              const epo_deps *deps) {
+    epo_backend *be = q->be;
+    PAIRS_TRY(be, deps->name, "ncclGroupStart", api.start());
+    epo_status status = pairs_post(q, x, src, deps->name);
+    for (int p = 0; p < be->ranks && status == EPO_OK; p++) {
+        if (p == be->rank)
+            continue;
+        ncclResult_t r = api.send(be->pairs_word, 1, ncclInt8, p, be->pairs->comm, q->stream);
+        if (r == ncclSuccess)
+            r = api.recv(be->pairs_word + 16 + 16 * p, 1, ncclInt8, p, be->pairs->comm, q->stream);
+        if (r != ncclSuccess)
+            status = pairs_fail(be, "ncclSend or ncclRecv", deps->name, r);
+    }
+    ncclResult_t r = api.end();
+    if (status == EPO_OK && r != ncclSuccess)
+        status = pairs_fail(be, "ncclGroupEnd", deps->name, r);
+    if (status != EPO_OK)
+        return status;
+    cudaEvent_t event;
+    GPU_TRY(be, deps->name, cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    GPU_TRY(be, deps->name, cudaEventRecord(event, q->stream));
+    return gpu_watch_event(be, event, deps->name, deps->chunk);
+}

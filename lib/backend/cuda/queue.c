@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * queue.c - queues are streams with priorities; events are CUDA events; the frame
+ * around each operation.
+ */
+#include "backend/cuda/gpu.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+static int queue_priority(epo_queue_kind kind) {
+    int least = 0, greatest = 0; /* greatest is the smaller number */
+    if (cudaDeviceGetStreamPriorityRange(&least, &greatest) != cudaSuccess)
+        return 0;
+    switch (kind) {
+    case EPO_QUEUE_COMM: return greatest;
+    case EPO_QUEUE_FILL: return least;
+    default: return greatest < least - 1 ? least - 1 : least; /* between the two */
+    }
+}
+
+epo_status gpu_queue_create(epo_backend *be, epo_queue_kind kind, epo_queue **out) {
+    int slot = 0;
+    while (slot < GPU_QUEUES && be->queues[slot] != NULL)
+        slot++;
+    if (slot == GPU_QUEUES)
+        return epo_fail(EPO_E_STATE, "rank %d: %d queues exist already, one backend has at most %d",
+                        be->rank, slot, GPU_QUEUES);
+    epo_queue *q = calloc(1, sizeof *q);
+    if (q == NULL)
+        return epo_fail(EPO_E_NOMEM, "rank %d: no memory for a queue (%zu bytes)", be->rank,
+                        sizeof *q);
+    q->be = be;
+    q->kind = kind;
+    q->slot = slot;
+    q->priority = queue_priority(kind);
+    q->record_at = UINT64_MAX;
+    cudaError_t e = cudaStreamCreateWithPriority(&q->stream, cudaStreamNonBlocking, q->priority);
+    if (e != cudaSuccess) {
+        free(q);
+        return gpu_fail(be, "cudaStreamCreateWithPriority", "queue", e);
+    }
+    be->queues[slot] = q;
+    *out = q;
+    return EPO_OK;
+}
+
+void gpu_queue_destroy(epo_backend *be, epo_queue *q) {
+    if (q == NULL)
+        return;
+    (void)cudaStreamSynchronize(q->stream); /* a broken backend's waits are released */
+    gpu_staging_free(q);
+    gpu_blas_destroy(q->blas);
+    (void)cudaStreamDestroy(q->stream);
+    be->queues[q->slot] = NULL;
+    free(q);
+}
+
+epo_status gpu_event_create(epo_backend *be, epo_event **out) {
+    epo_event *event = calloc(1, sizeof *event);
+    if (event == NULL)
+        return epo_fail(EPO_E_NOMEM, "rank %d: no memory for an event", be->rank);
+    cudaError_t e = cudaEventCreateWithFlags(&event->cuda, cudaEventDisableTiming);
+    if (e != cudaSuccess) {
+        free(event);
+        return gpu_fail(be, "cudaEventCreateWithFlags", "event", e);
+    }
+    *out = event;
+    return EPO_OK;
+}
+
+void gpu_event_destroy(epo_backend *be, epo_event *event) {
+    (void)be;
+    if (event == NULL)
+        return;
+    (void)cudaEventDestroy(event->cuda);
+    free(event);
+}
+
+/* An event made for one hand-over: destroying it early is allowed, CUDA keeps it
+ * until its work is done. */
+epo_status gpu_stream_enter(epo_backend *be, epo_queue *queue, epo_stream stream) {
+    GPU_TRY(be, "stream_enter", cudaSetDevice(be->device));
+    cudaEvent_t event;
+    GPU_TRY(be, "stream_enter", cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    epo_status status = EPO_OK;
+    GPU_GO(be, "stream_enter", status, out, cudaEventRecord(event, (cudaStream_t)stream));
+    GPU_GO(be, "stream_enter", status, out, cudaStreamWaitEvent(queue->stream, event, 0));
+out:
+    (void)cudaEventDestroy(event);
+    return status;
+}
+
+epo_status gpu_stream_leave(epo_backend *be, epo_event *event, epo_stream stream) {
+    GPU_TRY(be, "stream_leave", cudaStreamWaitEvent((cudaStream_t)stream, event->cuda, 0));
+    return gpu_late(be);
+}
+
+/* Longer than any wait inside: those are released by the watchdog first. */
+epo_status gpu_sync(epo_backend *be, epo_event *event) {
+    const double limit = gpu_now() + 2.0 * be->timeout_s + 5.0;
+    for (unsigned spins = 0;; spins++) {
+        cudaError_t e = cudaEventQuery(event->cuda);
+        if (e == cudaSuccess)
+            return gpu_late(be);
+        if (e != cudaErrorNotReady) {
+            epo_status status = gpu_fail(be, "cudaEventQuery", "sync", e);
+            gpu_break(be, status, epo_fail_text());
+            return status;
+        }
+        if (spins > 2000) {
+            const struct timespec nap = {0, 20000};
+            nanosleep(&nap, NULL);
+        }
+        if (gpu_now() > limit) {
+            epo_status status = epo_fail(EPO_E_TIMEOUT,
+                                         "rank %d: the GPU's work did not end within %.0f s; it "
+                                         "waits for no peer, so a kernel or copy hangs",
+                                         be->rank, 2.0 * be->timeout_s + 5.0);
+            gpu_break(be, status, epo_fail_text());
+            return status;
+        }
+    }
+}
+
+bool gpu_op_begin(epo_queue *q, const epo_deps *deps, epo_status *status) {
+    epo_backend *be = q->be;
+    *status = EPO_OK;
+    cudaError_t e = cudaSetDevice(be->device);
+    if (e != cudaSuccess) {
+        *status = gpu_fail(be, "cudaSetDevice", deps->name, e);
+        return false;
+    }
+    for (int i = 0; i < deps->nwait && *status == EPO_OK; i++) {
+        const epo_ready *r = &deps->wait[i];
+        if (r->event != NULL) {
+            e = cudaStreamWaitEvent(q->stream, r->event->cuda, 0);
+            if (e != cudaSuccess)
+                *status = gpu_fail(be, "cudaStreamWaitEvent", deps->name, e);
+        } else if (atomic_load(&be->late) == EPO_OK) {
+            *status = gpu_flag_wait(q, r);
+        }
+    }
+    if (*status != EPO_OK)
+        return false;
+    if (atomic_load(&be->late) != EPO_OK) {
+        *status = gpu_op_end(q, deps);
+        return false;
+    }
+    gpu_record_begin(q, deps);
+    return true;
+}
+
+epo_status gpu_op_end(epo_queue *q, const epo_deps *deps) {
+    gpu_record_end(q);
+    if (deps->signal != NULL)
+        GPU_TRY(q->be, deps->name, cudaEventRecord(deps->signal->cuda, q->stream));
+    return EPO_OK;
+}
+
+epo_status gpu_call(epo_queue *q, void (*fn)(void *), void *ctx, const epo_deps *deps) {
+    epo_status status;
+    if (!gpu_op_begin(q, deps, &status))
+        return status;
+    GPU_TRY(q->be, deps->name, cudaLaunchHostFunc(q->stream, fn, ctx));
+    return gpu_op_end(q, deps);
+}

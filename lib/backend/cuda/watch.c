@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * watch.c - every wait has a limit.  Pending waits are listed here; a thread looks
+ * at their flags, warns once, and on expiry names the missing ranks, breaks the
+ * backend and releases all waits by a poison epoch.
+ */
+#include "backend/cuda/gpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define WATCH_TICK_NS 5000000
+
+typedef struct watch_entry {
+    volatile uint64_t *words; /* NULL: an event */
+    uint64_t epoch;
+    int count, peer, chunk;
+    const char *what;
+    cudaEvent_t event;
+    double since;
+    bool warned;
+} watch_entry;
+
+struct gpu_watch {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    bool stop, poisoned;
+    watch_entry *entry;
+    size_t count, capacity;
+};
+
+double gpu_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static uint64_t word_load(volatile uint64_t *word) {
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+
+static bool entry_done(const watch_entry *e) {
+    if (e->words == NULL)
+        return cudaEventQuery(e->event) != cudaErrorNotReady;
+    for (int i = 0; i < e->count; i++)
+        if (word_load(e->words + i) < e->epoch)
+            return false;
+    return true;
+}
+
+/* "rank 2: dispatch chunk 1: no word from rank 0, 3 (2 of 4) after 5 s" */
+static void entry_describe(const epo_backend *be, const watch_entry *e, double age, char *text,
+                           size_t size) {
+    char chunk[24] = "", who[256] = "";
+    size_t used = 0;
+    int missing = 0;
+    if (e->chunk >= 0)
+        snprintf(chunk, sizeof chunk, " chunk %d", e->chunk);
+    for (int i = 0; e->words != NULL && i < e->count; i++) {
+        if (word_load(e->words + i) >= e->epoch)
+            continue;
+        const int rank = e->count == 1 && e->peer >= 0 ? e->peer : i;
+        if (used + 16 < sizeof who)
+            used +=
+                (size_t)snprintf(who + used, sizeof who - used, "%s%d", missing ? ", " : "", rank);
+        missing++;
+    }
+    if (e->words == NULL)
+        snprintf(text, size, "rank %d: %s%s: not complete after %.0f s; a peer is missing",
+                 be->rank, e->what, chunk, age);
+    else
+        snprintf(text, size, "rank %d: %s%s: nothing from rank %s (%d of %d missing) after %.0f s",
+                 be->rank, e->what, chunk, who, missing, e->count, age);
+}
+
+static void watch_poison(gpu_watch *w) {
+    w->poisoned = true;
+    for (size_t i = 0; i < w->count; i++)
+        for (int k = 0; w->entry[i].words != NULL && k < w->entry[i].count; k++)
+            if (word_load(w->entry[i].words + k) < w->entry[i].epoch)
+                __atomic_store_n(w->entry[i].words + k, GPU_POISON, __ATOMIC_RELEASE);
+}
+
+static void entry_drop(gpu_watch *w, size_t i) {
+    if (w->entry[i].event != NULL)
+        (void)cudaEventDestroy(w->entry[i].event);
+    w->entry[i] = w->entry[--w->count];
+}
+
+/* Removes what is done; true if one has expired, its line in `text`. */
+static bool watch_scan(epo_backend *be, char *text, size_t size) {
+    gpu_watch *w = be->watch;
+    const double now = gpu_now();
+    for (size_t i = 0; i < w->count;) {
+        watch_entry *e = &w->entry[i];
+        if (entry_done(e)) {
+            entry_drop(w, i);
+            continue;
+        }
+        const double age = now - e->since;
+        if (!w->poisoned && age > be->timeout_s) {
+            entry_describe(be, e, age, text, size);
+            return true;
+        }
+        if (!e->warned && age > be->warn_s) {
+            e->warned = true;
+            entry_describe(be, e, age, text, size);
+            fprintf(stderr, "ep-overlap: %s, still waiting\n", text);
+        }
+        i++;
+    }
+    return false;
+}
+
+static void *watch_main(void *ctx) {
+    epo_backend *be = ctx;
+    gpu_watch *w = be->watch;
+    char text[512];
+    (void)cudaSetDevice(be->device);
+    pthread_mutex_lock(&w->lock);
+    while (!w->stop) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += WATCH_TICK_NS;
+        if (until.tv_nsec >= 1000000000) {
+            until.tv_nsec -= 1000000000;
+            until.tv_sec++;
+        }
+        pthread_cond_timedwait(&w->wake, &w->lock, &until);
+        if (watch_scan(be, text, sizeof text)) {
+            watch_poison(w);
+            pthread_mutex_unlock(&w->lock);
+            gpu_break(be, EPO_E_TIMEOUT, text);
+            pthread_mutex_lock(&w->lock);
+        }
+        epo_status peer = gpu_meet_failed(be->meet, text, sizeof text);
+        if (peer != EPO_OK && !w->poisoned) {
+            watch_poison(w);
+            pthread_mutex_unlock(&w->lock);
+            gpu_break(be, peer, text);
+            pthread_mutex_lock(&w->lock);
+        }
+    }
+    pthread_mutex_unlock(&w->lock);
+    return NULL;
+}
+
+epo_status gpu_watch_start(epo_backend *be) {
+    gpu_watch *w = calloc(1, sizeof *w);
+    if (w == NULL)
+        return epo_fail(EPO_E_NOMEM, "rank %d: no memory for the watchdog", be->rank);
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_cond_init(&w->wake, NULL);
+    be->watch = w;
+    int e = pthread_create(&w->thread, NULL, watch_main, be);
+    if (e != 0) {
+        be->watch = NULL;
+        free(w);
+        return epo_fail(EPO_E_SYSTEM, "rank %d: pthread_create (watchdog): %s", be->rank,
+                        strerror(e));
+    }
+    return EPO_OK;
+}
+
+void gpu_watch_stop(epo_backend *be) {
+    gpu_watch *w = be->watch;
+    if (w == NULL)
+        return;
+    pthread_mutex_lock(&w->lock);
+    w->stop = true;
+    pthread_cond_signal(&w->wake);
+    pthread_mutex_unlock(&w->lock);
+    pthread_join(w->thread, NULL);
+    while (w->count > 0)
+        entry_drop(w, 0);
+    free(w->entry);
+    pthread_cond_destroy(&w->wake);
+    pthread_mutex_destroy(&w->lock);
+    free(w);
+    be->watch = NULL;
+}
+
+static epo_status watch_push(epo_backend *be, watch_entry entry) {
+    gpu_watch *w = be->watch;
+    epo_status status = EPO_OK;
+    entry.since = gpu_now();
+    pthread_mutex_lock(&w->lock);
+    if (w->count == w->capacity) {
+        size_t more = w->capacity ? 2 * w->capacity : 256;
+        watch_entry *grown = realloc(w->entry, more * sizeof *grown);
+        if (grown != NULL) {
+            w->entry = grown;
+            w->capacity = more;
+        } else {
+            status = epo_fail(EPO_E_NOMEM, "rank %d: no memory to watch %zu waits", be->rank, more);
+        }
+    }
+    if (status == EPO_OK) {
+        w->entry[w->count++] = entry;
+        if (w->poisoned) /* broken meanwhile: this wait must not hold either */
+            watch_poison(w);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return status;
+}
+
+epo_status gpu_watch_add(epo_backend *be, volatile uint64_t *words, const epo_ready *r) {
+    return watch_push(
+        be, (watch_entry){words, r->epoch, r->count, r->peer, r->chunk, r->what, NULL, 0.0, false});
+}
+
+epo_status gpu_watch_event(epo_backend *be, cudaEvent_t event, const char *what, int chunk) {
+    return watch_push(be, (watch_entry){NULL, 0, 0, -1, chunk, what, event, 0.0, false});
+}
+
+void gpu_watch_forget(epo_backend *be, volatile uint64_t *words, uint64_t bytes) {
+    gpu_watch *w = be->watch;
+    if (w == NULL || words == NULL)
+        return;
+    pthread_mutex_lock(&w->lock);
+    for (size_t i = 0; i < w->count;) {
+        volatile uint64_t *at = w->entry[i].words;
+        if (at >= words && at < words + bytes / sizeof *words)
+            entry_drop(w, i);
+        else
+            i++;
+    }
+    pthread_mutex_unlock(&w->lock);
+}
+
+void gpu_watch_release(epo_backend *be) {
+    gpu_watch *w = be->watch;
+    if (w == NULL)
+        return;
+    pthread_mutex_lock(&w->lock);
+    watch_poison(w);
+    pthread_mutex_unlock(&w->lock);
+}
+
+epo_status gpu_watch_poll(epo_backend *be, volatile uint64_t *words, const epo_ready *r) {
+    watch_entry e = {words, r->epoch, r->count, r->peer, r->chunk, r->what, NULL, gpu_now(), false};
+    char text[512];
+    for (unsigned spins = 0; !entry_done(&e); spins++) {
+        if (atomic_load(&be->late) != EPO_OK)
+            return EPO_OK; /* the operation will be passed over */
+        const double age = gpu_now() - e.since;
+        if (age > be->timeout_s) {
+            entry_describe(be, &e, age, text, sizeof text);
+            gpu_break(be, EPO_E_TIMEOUT, text);
+            return EPO_OK;
+        }
+        if (!e.warned && age > be->warn_s) {
+            e.warned = true;
+            entry_describe(be, &e, age, text, sizeof text);
+            fprintf(stderr, "ep-overlap: %s, still waiting\n", text);
+        }
+        if (spins > 1000) {
+            const struct timespec nap = {0, 10000};
+            nanosleep(&nap, NULL);
+        }
+    }
+    return EPO_OK;
+}

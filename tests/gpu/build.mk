@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+# The CUDA engine and its test programs with nothing but GNU make, a C compiler and
+# the CUDA Toolkit: for a bare machine. run.sh calls it:
+#   make -f tests/gpu/build.mk -j O=DIR [ARCH=90a] [programs]
+O ?= build-gpu
+CUDA ?= /usr/local/cuda
+CC := /usr/bin/gcc
+CXX := /usr/bin/g++
+NVCC := $(CUDA)/bin/nvcc
+ARCH ?= 90a
+GENCODE ?= $(foreach a,$(ARCH),-gencode=arch=compute_$(a),code=sm_$(a))
+VERSION := $(shell sed -n 's/^AC_INIT(\[ep-overlap\], \[\(.*\)\])/\1/p' configure.ac)
+
+INCLUDES := -Ilib -Ilib/include -I$(O) -I$(CUDA)/include $(NCCL_CFLAGS)
+CFLAGS := -std=gnu11 -O2 -g -Wall -Wextra -Werror -fPIC -fvisibility=hidden -pthread \
+  -DEPO_ENGINE_NAME='"cuda"' $(INCLUDES)
+NVCCFLAGS := -ccbin $(CXX) -std=c++17 -O3 -lineinfo $(GENCODE) $(INCLUDES) -Xcompiler \
+  -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-Wall,-Wextra,-Werror
+LIBS := -L$(CUDA)/lib64 -lcudart_static -lpthread -ldl -lrt -lm
+
+C_FILES := $(wildcard lib/core/*.c lib/backend/*.c lib/backend/cuda/*.c lib/backend/cuda/gemm/*.c lib/moe/*.c)
+CU_FILES := $(wildcard lib/backend/cuda/*.cu lib/backend/cuda/gemm/*.cu)
+OBJECTS := $(C_FILES:%.c=$(O)/%.o) $(CU_FILES:%.cu=$(O)/%.cu.o)
+PROGRAMS := units layer bench
+HEADERS := $(wildcard lib/*/*.h lib/backend/*/*.h lib/backend/cuda/gemm/*.h lib/backend/cuda/gemm/*.cuh tests/gpu/*.h)
+
+all: $(PROGRAMS:%=$(O)/%) $(O)/engine_cuda.so
+
+$(O)/config.h: configure.ac
+	@mkdir -p $(@D)
+	echo '#define PACKAGE_VERSION "$(VERSION)"' > $@
+$(O)/%.o: %.c $(HEADERS) $(O)/config.h
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -c $< -o $@
+$(O)/%.cu.o: %.cu $(HEADERS) $(O)/config.h
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCCFLAGS) -c $< -o $@
+$(O)/engine.a: $(OBJECTS)
+	rm -f $@
+	ar rcs $@ $(OBJECTS)
+$(O)/engine_cuda.so: $(OBJECTS)
+	$(CC) -shared -Wl,-z,defs -Wl,--exclude-libs,ALL -o $@ $(OBJECTS) $(LIBS)
+$(PROGRAMS:%=$(O)/%): $(O)/%: $(O)/tests/gpu/%.o $(O)/engine.a
+	$(CC) -pthread -o $@ $< $(O)/engine.a $(LIBS)
+.PHONY: all
+.SECONDARY:

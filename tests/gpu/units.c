@@ -1,0 +1,400 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * units.c - the CUDA backend's operations against fp64: fresh random inputs, outputs
+ * poisoned with NaN, odd and aligned widths, all row types.
+ */
+#include "gpu_test.h"
+
+#include "backend/backend.h"
+#include "core/status.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+static const epo_backend_ops *ops;
+static epo_backend *be;
+static epo_queue *queue;
+static epo_event *done;
+static uint64_t seed;
+
+static epo_deps deps_of(const char *name) {
+    return (epo_deps){.name = name, .kind = EPO_INTERVAL_LOCAL, .chunk = -1, .signal = done};
+}
+
+static bool finish(epo_status status) {
+    if (status == EPO_OK)
+        status = ops->sync(be, done);
+    if (status != EPO_OK)
+        printf("# %s\n", epo_fail_text());
+    return status == EPO_OK;
+}
+
+/* Host copy of random elements, kept rounded to the type. */
+static void *random_rows(uint64_t n, epo_dtype type) {
+    void *p = malloc(n * test_size(type) + 16);
+    for (uint64_t i = 0; i < n; i++)
+        test_store(p, i, type, test_uniform(seed, i));
+    seed++;
+    return p;
+}
+
+static void *fetch(const void *device, uint64_t bytes) {
+    void *p = malloc(bytes + 16);
+    TEST_CUDA(cudaMemcpy(p, device, bytes, cudaMemcpyDeviceToHost));
+    return p;
+}
+
+static void test_gather(epo_dtype type, int width) {
+    const int rows = 1000, from = 333;
+    const uint64_t size = test_size(type);
+    int32_t *index = malloc((size_t)rows * sizeof *index);
+    char name[64];
+    for (int i = 0; i < rows; i++)
+        index[i] = (int32_t)(test_random(seed, (uint64_t)i) % (uint64_t)(from + 1)) - 1;
+    char *src = random_rows((uint64_t)from * (uint64_t)width, type);
+    void *d_src = test_upload(src, (uint64_t)from * (uint64_t)width * size);
+    void *d_index = test_upload(index, (uint64_t)rows * sizeof *index);
+    void *d_dst = test_device((uint64_t)rows * (uint64_t)width * size, 0xff);
+    epo_rows_gather g = {d_dst, d_src, d_index, (uint64_t)rows, (uint32_t)((uint64_t)width * size)};
+    epo_deps deps = deps_of("gather");
+    bool ok = finish(ops->gather(queue, &g, &deps));
+    char *dst = fetch(d_dst, (uint64_t)rows * (uint64_t)width * size);
+    char *zero = calloc((size_t)width, size);
+    for (int i = 0; i < rows && ok; i++)
+        ok = memcmp(dst + (uint64_t)i * (uint64_t)width * size,
+                    index[i] < 0 ? zero : src + (uint64_t)index[i] * (uint64_t)width * size,
+                    (size_t)width * size) == 0;
+    snprintf(name, sizeof name, "gather %s width %d", test_type(type), width);
+    test_result(name, ok, "");
+    free(zero);
+    free(dst);
+    free(src);
+    free(index);
+    cudaFree(d_dst);
+    cudaFree(d_index);
+    cudaFree(d_src);
+}
+
+static void test_reduce(epo_dtype type, int elements, int width) {
+    const int rows = 500, from = 700;
+    const uint64_t n = (uint64_t)rows * (uint64_t)elements, size = test_size(type);
+    int32_t *index = malloc((size_t)rows * (size_t)width * sizeof *index);
+    char name[64], text[64];
+    for (int i = 0; i < rows * width; i++)
+        index[i] = (int32_t)(test_random(seed, (uint64_t)i) % (uint64_t)(from + 40)) - 40;
+    for (int i = 0; i < rows * width; i++)
+        index[i] = index[i] < 0 ? -1 : index[i];
+    void *src = random_rows((uint64_t)from * (uint64_t)elements, type);
+    void *d_src = test_upload(src, (uint64_t)from * (uint64_t)elements * size);
+    void *d_index = test_upload(index, (uint64_t)rows * (uint64_t)width * sizeof *index);
+    void *d_dst = test_device(n * size, 0xff);
+    epo_rows_reduce r = {d_dst, d_src, d_index, (uint64_t)rows, width, elements, type};
+    epo_deps deps = deps_of("reduce");
+    bool ok = finish(ops->reduce(queue, &r, &deps));
+    double *want = calloc(n, sizeof *want);
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < width; j++)
+            for (int c = 0; index[i * width + j] >= 0 && c < elements; c++)
+                want[i * elements + c] += test_load(
+                    src, (uint64_t)index[i * width + j] * (uint64_t)elements + (uint64_t)c, type);
+    void *dst = fetch(d_dst, n * size);
+    const double error = test_error(dst, want, n, type);
+    snprintf(name, sizeof name, "reduce %s %d x %d", test_type(type), elements, width);
+    snprintf(text, sizeof text, "error %.2e", error);
+    test_result(name, ok && error < test_limit(type), text);
+    free(dst);
+    free(want);
+    free(src);
+    free(index);
+    cudaFree(d_dst);
+    cudaFree(d_index);
+    cudaFree(d_src);
+}
+
+typedef struct swiglu_want {
+    double *a, *dh, *dw;
+} swiglu_want;
+
+static void swiglu_reference(const void *h, const void *da, const float *w, int rows, int ffn,
+                             epo_dtype type, swiglu_want *out) {
+    for (int r = 0; r < rows; r++)
+        for (int f = 0; f < ffn; f++) {
+            const uint64_t at = (uint64_t)r * (uint64_t)ffn + (uint64_t)f;
+            const uint64_t gate = (uint64_t)r * 2 * (uint64_t)ffn + (uint64_t)f;
+            const double g = test_load(h, gate, type), u = test_load(h, gate + (uint64_t)ffn, type);
+            const double d = test_load(da, at, type), s = 1 / (1 + exp(-g));
+            out->a[at] = w[r] * g * s * u;
+            out->dh[gate] = w[r] != 0 ? d * w[r] * u * s * (1 + g * (1 - s)) : 0;
+            out->dh[gate + (uint64_t)ffn] = w[r] != 0 ? d * w[r] * g * s : 0;
+            out->dw[r] += d * g * s * u;
+        }
+}
+
+/* Row 3 has weight 0 and holds NaN: an alignment row. */
+static void test_swiglu(epo_dtype type, int ffn, bool in_place) {
+    enum { ROWS = 77, BAD = 3 };
+    const uint64_t n = (uint64_t)ROWS * (uint64_t)ffn, size = test_size(type);
+    void *h = random_rows(2 * n, type), *da = random_rows(n, type);
+    float w[ROWS];
+    char name[80], text[96];
+    for (int r = 0; r < ROWS; r++)
+        w[r] = r == BAD ? 0 : test_uniform(seed, (uint64_t)r);
+    swiglu_want want = {calloc(n, sizeof(double)), calloc(2 * n, sizeof(double)),
+                        calloc(ROWS, sizeof(double))};
+    swiglu_reference(h, da, w, ROWS, ffn, type, &want);
+    memset(want.a + (size_t)BAD * (size_t)ffn, 0, (size_t)ffn * sizeof(double));
+    void *d_h = test_upload(h, 2 * n * size), *d_da = test_upload(da, n * size);
+    TEST_CUDA(cudaMemset((char *)d_h + (uint64_t)BAD * 2 * (uint64_t)ffn * size, 0xff,
+                         2 * (uint64_t)ffn * size));
+    float *d_w = test_upload(w, sizeof w), *d_dw = test_device(sizeof w, 0xff);
+    void *d_a = test_device(n * size, 0xff);
+    void *d_dh = in_place ? d_h : test_device(2 * n * size, 0xff);
+    void *d_a2 = in_place ? d_da : test_device(n * size, 0xff);
+    epo_swiglu forward = {.h = d_h, .w = d_w, .a = d_a, .rows = ROWS, .ffn = ffn, .type = type};
+    epo_swiglu backward = {d_h, d_w, d_a2, d_da, d_dh, d_dw, 0, ROWS, ffn, type};
+    epo_deps deps = deps_of("swiglu");
+    bool ok =
+        finish(ops->swiglu(queue, &forward, &deps)) && finish(ops->swiglu(queue, &backward, &deps));
+    void *a = fetch(d_a, n * size), *a2 = fetch(d_a2, n * size), *dh = fetch(d_dh, 2 * n * size);
+    float *dw = fetch(d_dw, sizeof w);
+    dw[BAD] = 0;
+    want.dw[BAD] = 0;
+    const double ea = test_error(a, want.a, n, type), eh = test_error(dh, want.dh, 2 * n, type);
+    const double ew = test_error(dw, want.dw, ROWS, EPO_F32);
+    snprintf(name, sizeof name, "swiglu %s ffn %d%s", test_type(type), ffn,
+             in_place ? " in place" : "");
+    snprintf(text, sizeof text, "a %.1e dh %.1e dw %.1e", ea, eh, ew);
+    test_result(name,
+                ok && ea < test_limit(type) && eh < test_limit(type) && ew < 1e-5 &&
+                    memcmp(a, a2, n * size) == 0,
+                text);
+    free(dw);
+    free(dh);
+    free(a2);
+    free(a);
+    free(want.a);
+    free(want.dh);
+    free(want.dw);
+    free(da);
+    free(h);
+    cudaFree(d_a);
+    cudaFree(d_w);
+    cudaFree(d_dw);
+    cudaFree(d_h);
+    cudaFree(d_da);
+    if (!in_place) {
+        cudaFree(d_dh);
+        cudaFree(d_a2);
+    }
+}
+
+/* ---- GEMM ---- */
+
+enum { EXPERTS = 5 };
+static const uint64_t gemm_count[EXPERTS] = {33, 0, 1, 128, 57};
+
+static void gemm_reference(const epo_gemm *g, const void *a, const void *b, double *c) {
+    const uint64_t n = (uint64_t)g->n, k = (uint64_t)g->k;
+    for (int e = 0; e < EXPERTS; e++)
+        for (uint64_t r = g->row_first[e]; r < g->row_first[e] + g->row_count[e]; r++)
+            for (uint64_t i = 0; i < n; i++)
+                for (uint64_t j = 0; j < k; j++) {
+                    const uint64_t weight = ((uint64_t)e * n + i) * k + j;
+                    if (g->kind == EPO_GEMM_FORWARD)
+                        c[r * n + i] +=
+                            test_load(a, r * k + j, g->type) * test_load(b, weight, g->type);
+                    else if (g->kind == EPO_GEMM_DGRAD)
+                        c[r * k + j] +=
+                            test_load(a, r * n + i, g->type) * test_load(b, weight, g->type);
+                    else
+                        c[weight] +=
+                            test_load(a, r * n + i, g->type) * test_load(b, r * k + j, g->type);
+                }
+}
+
+static void test_gemm(epo_gemm_kind kind, epo_dtype type, epo_dtype c_type, int n, int k) {
+    static const char *const kinds[] = {"forward", "dgrad", "wgrad"};
+    uint64_t first[EXPERTS], rows = 0;
+    char name[80], text[64];
+    for (int e = 0; e < EXPERTS; e++) {
+        first[e] = rows;
+        rows += (gemm_count[e] + 15) / 16 * 16;
+    }
+    const uint64_t weights = (uint64_t)EXPERTS * (uint64_t)n * (uint64_t)k;
+    const uint64_t na = rows * (uint64_t)(kind == EPO_GEMM_FORWARD ? k : n);
+    const uint64_t nb = kind == EPO_GEMM_WGRAD ? rows * (uint64_t)k : weights;
+    const uint64_t nc =
+        kind == EPO_GEMM_WGRAD ? weights : rows * (uint64_t)(kind == EPO_GEMM_FORWARD ? n : k);
+    const epo_dtype out = kind == EPO_GEMM_WGRAD ? c_type : type;
+    void *a = random_rows(na, type), *b = random_rows(nb, type), *c = random_rows(nc, out);
+    double *want = calloc(nc, sizeof *want);
+    void *d_a = test_upload(a, na * test_size(type)), *d_b = test_upload(b, nb * test_size(type));
+    void *d_c = kind == EPO_GEMM_WGRAD ? test_upload(c, nc * test_size(out))
+                                       : test_device(nc * test_size(out), 0xff);
+    void *d_first = test_upload(first, sizeof first);
+    void *d_count = test_upload(gemm_count, sizeof gemm_count);
+    epo_gemm g = {.kind = kind, .type = type, .c_type = c_type, .n = n, .k = k};
+    g.row_first = first;
+    g.row_count = gemm_count;
+    gemm_reference(&g, a, b, want);
+    for (uint64_t i = 0; kind == EPO_GEMM_WGRAD && i < nc; i++)
+        want[i] += test_load(c, i, out); /* += */
+    g.a = d_a;
+    g.b = d_b;
+    g.c = d_c;
+    g.row_first = d_first;
+    g.row_count = d_count;
+    g.cpu_first = first;
+    g.cpu_count = gemm_count;
+    g.count = EXPERTS;
+    epo_deps deps = deps_of("gemm");
+    bool ok = finish(ops->gemm(queue, &g, &deps));
+    void *got = fetch(d_c, nc * test_size(out));
+    /* Alignment rows are nobody's. */
+    for (int e = 0; e < EXPERTS && kind != EPO_GEMM_WGRAD; e++) {
+        const uint64_t w = nc / rows, end = e + 1 < EXPERTS ? first[e + 1] : rows;
+        for (uint64_t i = (first[e] + gemm_count[e]) * w; i < end * w; i++)
+            test_store(got, i, out, 0);
+    }
+    const double error = test_error(got, want, nc, out);
+    snprintf(name, sizeof name, "gemm %s %s->%s %dx%d", kinds[kind], test_type(type),
+             test_type(out), n, k);
+    snprintf(text, sizeof text, "error %.2e", error);
+    test_result(name, ok && error < (type == EPO_F32 ? 1e-5 : 1e-2), text);
+    free(got);
+    free(want);
+    free(c);
+    free(b);
+    free(a);
+    cudaFree(d_a);
+    cudaFree(d_b);
+    cudaFree(d_c);
+    cudaFree(d_first);
+    cudaFree(d_count);
+}
+
+/* ---- waits ---- */
+
+typedef struct late_rank {
+    epo_world *world;
+    int rank;
+    epo_status status;
+    char text[512];
+} late_rank;
+
+/* Rank 0 waits for rank 1, which does nothing: both end, in time, by name. */
+static void *late_main(void *ctx) {
+    late_rank *r = ctx;
+    epo_backend *mine = NULL;
+    epo_queue *q = NULL;
+    epo_event *e = NULL;
+    epo_window *w = NULL;
+    epo_backend_config c = {
+        .rank = r->rank, .ranks = 2, .threads = r->world, .timeout_s = 1.0, .warn_s = 30.0};
+    TEST_CUDA(cudaSetDevice(0));
+    r->status = ops->open(&c, &mine);
+    if (r->status == EPO_OK)
+        r->status = ops->queue_create(mine, EPO_QUEUE_COMM, &q);
+    if (r->status == EPO_OK)
+        r->status = ops->event_create(mine, &e);
+    if (r->status == EPO_OK)
+        r->status = ops->window_create(mine, 1 << 20, &w);
+    if (r->status == EPO_OK && r->rank == 0) {
+        epo_deps deps = {.name = "dispatch", .chunk = 3, .signal = e, .nwait = 1};
+        deps.wait[0] = (epo_ready){NULL, ops->window_local(w), 1, 2, -1, "dispatch", 3};
+        r->status = ops->zero(q, (char *)ops->window_local(w) + 4096, 4096, &deps);
+        if (r->status == EPO_OK)
+            r->status = ops->sync(mine, e);
+    } else if (r->status == EPO_OK) {
+        for (int i = 0; i < 400 && r->status == EPO_OK; i++) {
+            usleep(10000);
+            r->status = ops->status(mine);
+        }
+    }
+    snprintf(r->text, sizeof r->text, "%s", epo_fail_text());
+    ops->window_destroy(mine, w);
+    ops->queue_destroy(mine, q);
+    ops->event_destroy(mine, e);
+    ops->close(mine, true);
+    return NULL;
+}
+
+static void test_late(const char *mode) {
+    late_rank r[2];
+    pthread_t t[2];
+    char name[64];
+    epo_world *world = NULL;
+    setenv("EP_OVERLAP_CUDA_WAIT", mode, 1);
+    if (ops->world_create(2, &world) != EPO_OK) {
+        test_result("late", false, epo_fail_text());
+        return;
+    }
+    for (int i = 0; i < 2; i++) {
+        r[i] = (late_rank){.world = world, .rank = i};
+        pthread_create(&t[i], NULL, late_main, &r[i]);
+    }
+    for (int i = 0; i < 2; i++)
+        pthread_join(t[i], NULL);
+    ops->world_destroy(world);
+    unsetenv("EP_OVERLAP_CUDA_WAIT");
+    snprintf(name, sizeof name, "a peer that is late, %s waits", mode);
+    test_result(name,
+                r[0].status == EPO_E_TIMEOUT && r[1].status == EPO_E_TIMEOUT &&
+                    strstr(r[0].text, "dispatch chunk 3") != NULL &&
+                    strstr(r[0].text, "rank 0, 1") != NULL && strcmp(r[0].text, r[1].text) == 0,
+                r[0].text);
+}
+
+static void test_refused(void) {
+    epo_window *w = NULL;
+    bool ok = ops->window_create(be, 4096, &w) == EPO_OK;
+    epo_segment s = {0, ops->window_local(w), NULL, UINT64_C(1) << 40, 4, 16};
+    epo_exchange x = {.window = w, .send = &s, .nsend = 1, .flag_offset = 0, .epoch = 1};
+    epo_deps deps = deps_of("dispatch");
+    ok = ok && ops->exchange(queue, &x, &deps) == EPO_E_ARG;
+    test_result("a segment past the window is refused", ok, epo_fail_text());
+    void *p = NULL;
+    ok = ops->alloc(be, UINT64_C(1) << 50, &p) == EPO_E_NOMEM && p == NULL &&
+         strstr(epo_fail_text(), "need 1125899906842624") != NULL;
+    test_result("too much memory: need and have", ok, epo_fail_text());
+    ops->window_destroy(be, w);
+}
+
+int main(void) {
+    static const epo_dtype types[] = {EPO_F32, EPO_BF16, EPO_F16};
+    ops = epo_backend_get();
+    FILE *random = fopen("/dev/urandom", "r");
+    if (random == NULL || fread(&seed, sizeof seed, 1, random) != 1)
+        seed = 1;
+    if (random != NULL)
+        fclose(random);
+    printf("# seed %llu\n", (unsigned long long)seed);
+    epo_backend_config c = {.rank = 0, .ranks = 1, .timeout_s = 5, .warn_s = 30};
+    if (ops->open(&c, &be) != EPO_OK ||
+        ops->queue_create(be, EPO_QUEUE_COMPUTE, &queue) != EPO_OK ||
+        ops->event_create(be, &done) != EPO_OK) {
+        test_result("open", false, epo_fail_text());
+        return 1;
+    }
+    printf("# %s\n", ops->info(be)->versions);
+    for (int t = 0; t < 3; t++) {
+        test_gather(types[t], 7);
+        test_gather(types[t], 2048);
+        test_reduce(types[t], 2048, 8);
+        test_reduce(types[t], 33, 3);
+        test_reduce(types[t], 64, 40);
+        test_swiglu(types[t], 768, false);
+        test_swiglu(types[t], 33, true);
+        for (int kind = EPO_GEMM_FORWARD; kind <= EPO_GEMM_WGRAD; kind++) {
+            test_gemm((epo_gemm_kind)kind, types[t], types[t], 96, 64);
+            test_gemm((epo_gemm_kind)kind, types[t], EPO_F32, 31, 17);
+        }
+    }
+    test_refused();
+    test_late("host");
+    test_late("stream");
+    ops->event_destroy(be, done);
+    ops->queue_destroy(be, queue);
+    ops->close(be, false);
+    return test_failed;
+}
