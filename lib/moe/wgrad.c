@@ -115,8 +115,11 @@ epo_status moe_wgrad_issue_end(moe_wgrad *w) {
     return g->ops->call(g->fill, note_done, &w->done, &deps);
 }
 
+/* `grad` was signalled last by a pass at or after the entry's own: its operands are
+ * written by then. */
 static epo_status issue_whole(moe_wgrad *w) {
-    epo_status status = moe_wgrad_issue(w, 0, w->layer->local, NULL, -1);
+    epo_ready ready = epo_ready_event(w->layer->group->grad);
+    epo_status status = moe_wgrad_issue(w, 0, w->layer->local, &ready, -1);
     return status == EPO_OK ? moe_wgrad_issue_end(w) : status;
 }
 
