@@ -3,7 +3,11 @@
  * pairs.c - the exchange where ranks do not reach each other's memory: grouped
  * ncclSend and ncclRecv on a communicator of our own.
  */
+#include "config.h"
+
 #include "backend/cuda/gpu.h"
+
+#ifdef HAVE_NCCL
 
 #include <dlfcn.h>
 #include <nccl.h>
@@ -170,3 +174,33 @@ epo_status gpu_pairs_exchange(epo_queue *q, const epo_exchange *x, const char *c
     GPU_TRY(be, deps->name, cudaEventRecord(event, q->stream));
     return gpu_watch_event(be, event, deps->name, deps->chunk);
 }
+
+#else
+
+bool gpu_pairs_find(int *version, const char **why) {
+    *version = 0;
+    *why = "this build was made without NCCL's header";
+    return false;
+}
+
+epo_status gpu_pairs_create(epo_backend *be) {
+    return epo_fail(EPO_E_UNSUPPORTED,
+                    "rank %d: the ranks do not reach each other's memory, and this build was made "
+                    "without NCCL; build with --with-nccl",
+                    be->rank);
+}
+
+void gpu_pairs_destroy(epo_backend *be, bool broken) {
+    (void)be;
+    (void)broken;
+}
+
+epo_status gpu_pairs_exchange(epo_queue *q, const epo_exchange *x, const char *const *src,
+                              const epo_deps *deps) {
+    (void)x;
+    (void)src;
+    (void)deps;
+    return gpu_pairs_create(q->be);
+}
+
+#endif
