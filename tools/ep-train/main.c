@@ -100,9 +100,12 @@ static int run(void *ctx) {
         abandon(&t);
     if (status != EPO_OK)
         speak(voice);
-    else if (t.nans > 0)
-        fprintf(stderr, "ep-train: the loss was no number in %d steps; lower --lr\n", t.nans);
-    int failed = status != EPO_OK || t.nans > 0;
+    else if (t.skipped > 0 && t.world->info.rank == 0)
+        fprintf(stderr,
+                "ep-train: %d of %d steps were skipped, their loss or gradient was no number; "
+                "lower --lr\n",
+                t.skipped, o->steps);
+    int failed = status != EPO_OK || t.skipped > 0;
     if (train_close(&t) != EPO_OK) {
         fprintf(stderr, "ep-train: %s\n", epo_fail_text());
         failed = 1;

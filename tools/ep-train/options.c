@@ -45,7 +45,7 @@ static const option table[] = {
      {"sgd", "adamw", NULL},
      "sgd|adamw",
      "optimizer (adamw)"},
-    {"lr", REAL, AT(lr), 0, 1e6, NO_WORDS, "X", "learning rate (0.003; sgd: 0.3)"},
+    {"lr", REAL, AT(lr), 0, 1e30, NO_WORDS, "X", "learning rate (0.003; sgd: 0.3)"},
     {"seed", SEED, AT(seed), 0, 0, NO_WORDS, "N", "weights and batches follow from it (1)"},
     {"log-interval", INT, AT(log_interval), 1, 1e9, NO_WORDS, "N",
      "steps between two iteration lines (1)"},

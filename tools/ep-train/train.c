@@ -212,7 +212,7 @@ static void clear_gradients(train *t) {
 
 /* As Megatron-LM prints it, so that its readers read it: a loss that is no number
  * is left out and counted. */
-static void iteration_line(const train *t, FILE *log, double ms, double loss, double length) {
+static void iteration_line(train *t, FILE *log, double ms, double loss, double length) {
     const options *o = t->opt;
     struct timeval now;
     struct tm local;
@@ -228,8 +228,9 @@ static void iteration_line(const train *t, FILE *log, double ms, double loss, do
             "%.3f | number of skipped iterations: %3d | number of nan iterations: %3d |\n",
             stamp, (long)now.tv_usec, t->step, o->steps,
             (long long)t->step * o->batch * o->micro_batches, ms, o->lr,
-            o->batch * o->micro_batches, loss_field, length, t->skipped, t->nans);
+            o->batch * o->micro_batches, loss_field, length, t->line_skipped, t->line_nans);
     fflush(log);
+    t->line_skipped = t->line_nans = 0;
 }
 
 static epo_status one_step(train *t, FILE *log) {
@@ -250,11 +251,13 @@ static epo_status one_step(train *t, FILE *log) {
         status = reduce(t, loss, share, &mean, &length);
     if (status != EPO_OK)
         return status;
-    t->nans += isnan(mean);
-    if (isfinite(length) && isfinite(mean))
+    const int nan = isnan(mean), usable = isfinite(length) && isfinite(mean);
+    t->nans += nan;
+    t->line_nans += nan;
+    t->skipped += !usable;
+    t->line_skipped += !usable;
+    if (usable)
         update(t);
-    else
-        t->skipped++;
     t->first_loss = t->step == 1 ? mean : t->first_loss;
     t->last_loss = mean;
     double ms = now_ms() - start;

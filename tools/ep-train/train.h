@@ -25,8 +25,9 @@ typedef struct train {
     int first, count;        /* this rank's sequences of each micro-batch */
     int step;
     double first_loss, last_loss;
-    int skipped, nans;
-    samples step_ms; /* every step but the first tenth */
+    int skipped, nans;           /* steps without an update, without a loss */
+    int line_skipped, line_nans; /* the same since the last iteration line */
+    samples step_ms;             /* every step but the first tenth */
 } train;
 
 /* Who says why a run failed: every rank its own line, or one for all. */
