@@ -7,7 +7,10 @@ AC_DEFUN([EPO_SLURM], [
     [SLURM_PLUGIN_DIR=$withval], [SLURM_PLUGIN_DIR='${libdir}/slurm'])
   have_slurm=no
   SLURM_CPPFLAGS=
-  AS_CASE([$with_slurm], [no|yes|check], [], [SLURM_CPPFLAGS="-I$with_slurm/include"])
+  AS_CASE([$with_slurm], [no|yes|check], [], [
+    SLURM_CPPFLAGS="-I$with_slurm/include"
+    AS_IF([test ! -r "$with_slurm/include/slurm/spank.h"],
+      [AC_MSG_ERROR([there is no $with_slurm/include/slurm/spank.h; give Slurm's prefix, or --without-slurm])])])
   AS_IF([test "x$with_slurm" != xno], [
     epo_save=$CPPFLAGS; CPPFLAGS="$CPPFLAGS $SLURM_CPPFLAGS"
     AC_CHECK_HEADER([slurm/spank.h], [have_slurm=yes], [], [#include <stddef.h>])
@@ -16,7 +19,7 @@ AC_DEFUN([EPO_SLURM], [
     AS_IF([test "$have_slurm" = yes && test "$epo_slurm_num" -lt 1443072],
       [AC_MSG_ERROR([Slurm 22.05 or newer is needed (SLURM_VERSION_NUMBER found: $epo_slurm_num)])])
     AS_IF([test "$have_slurm" = no && test "x$with_slurm" != xcheck],
-      [AC_MSG_ERROR([slurm/spank.h was not found under $with_slurm; Debian and Ubuntu: libslurm-dev, RPM: slurm-devel, or --without-slurm])])
+      [AC_MSG_ERROR([slurm/spank.h was not found; Debian and Ubuntu: libslurm-dev, RPM: slurm-devel, or --without-slurm])])
   ])
   AC_SUBST([SLURM_CPPFLAGS])
   AC_SUBST([SLURM_PLUGIN_DIR])

@@ -5,7 +5,7 @@ AC_DEFUN([EPO_SUMMARY], [
   $PACKAGE_STRING
     SPANK plugin   $have_slurm (into $SLURM_PLUGIN_DIR)
     host engine    $enable_host_engine ($CBLAS_LIBS)
-    CUDA engine    $have_cuda
+    CUDA engine    $have_cuda${epo_archs:+ for $epo_archs}, NCCL $have_nccl
     unit tests     $enable_tests
     cluster tests  $enable_cluster_tests])
 ])
