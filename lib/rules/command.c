@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "rules/command.h"
+
+#include "core/status.h"
+#include "rules/rules.h"
+#include "rules/settings.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NESTING_MAX 4   /* of bash -c "bash -c ..." */
+#define NAME_MAX_ 256   /* bytes of a setting's name */
+#define VALUE_MAX_ 8192 /* bytes of a list of words */
+
+typedef struct reader {
+    const epo_words *words;
+    size_t at;
+    const char *name;
+    bool is_script;
+    epo_facts *facts;
+    epo_command command;
+    int nesting;
+} reader;
+
+static const epo_word *peek(const reader *r, size_t ahead) {
+    return r->at + ahead < r->words->count ? &r->words->word[r->at + ahead] : NULL;
+}
+
+static void source_of(const reader *r, const epo_word *word, const char *label, char *source,
+                      size_t size) {
+    if (r->name != NULL && word->line > 0)
+        snprintf(source, size, "%.128s:%u %.100s", r->name, word->line, label);
+    else
+        snprintf(source, size, "%.100s", label);
+}
+
+static const char *base_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash == NULL ? path : slash + 1;
+}
+
+static epo_status put(reader *r, const epo_word *word, const char *path, const char *label,
+                      const char *value) {
+    char source[300];
+    bool known;
+    source_of(r, word, label, source, sizeof source);
+    epo_status status = epo_setting_put(r->facts, path, value, source, &known);
+    r->command.settings += known;
+    return status;
+}
+
+static bool is_flag(const char *text) {
+    return text[0] == '-' && text[1] != '\0' && !isdigit((unsigned char)text[1]) && text[1] != '.';
+}
+
+/* Words behind a flag, up to the next flag or command, joined as [a, b]. */
+static size_t take_values(const reader *r, char *value, bool *open) {
+    size_t taken = 0, used = 0;
+    *open = false;
+    for (const epo_word *w; (w = peek(r, taken + 1)) != NULL && !w->begins; taken++) {
+        if (is_flag(w->text))
+            break;
+        *open = *open || w->open;
+        int n = snprintf(value + used, VALUE_MAX_ - used, "%s%s", taken > 0 ? ", " : "[", w->text);
+        if (n < 0 || (size_t)n >= VALUE_MAX_ - used - 2)
+            break;
+        used += (size_t)n;
+    }
+    if (taken == 0)
+        snprintf(value, VALUE_MAX_, "[]");
+    else
+        memcpy(value + used, "]", 2);
+    return taken;
+}
+
+static bool is_switch_word(const char *text) {
+    static const char *const words[] = {"true", "false", "True", "False", "None",
+                                        "null", "1",     "0",    NULL};
+    for (size_t i = 0; words[i] != NULL; i++)
+        if (strcmp(words[i], text) == 0)
+            return true;
+    return false;
+}
+
+/* The key that a flag's name stands for decides how many words it takes. */
+static epo_key_type type_of(const char *path) {
+    static const char *const switches[] = {"disable_bias_linear",
+                                           "no_gradient_accumulation_fusion",
+                                           "recompute_activations",
+                                           "enable_cuda_graph",
+                                           "external_cuda_graph",
+                                           "use_custom_fsdp",
+                                           "sft",
+                                           "moe_a2a_overlap"};
+    for (size_t i = 0; i < sizeof switches / sizeof *switches; i++)
+        if (strcmp(path, switches[i]) == 0)
+            return EPO_KEY_SWITCH;
+    if (strcmp(path, "cuda_graph_scope") == 0 || strcmp(path, "fsdp_unit_modules") == 0)
+        return EPO_KEY_LIST;
+    const epo_key *key = epo_keys_find(path, strlen(path));
+    return key == NULL ? EPO_KEY_WORD : key->type;
+}
+
+static epo_status put_flag_value(reader *r, const epo_word *flag, const char *path,
+                                 const char *label) {
+    char list[VALUE_MAX_];
+    bool open = false;
+    const epo_word *next = peek(r, 1);
+    bool has_next = next != NULL && !next->begins && !is_flag(next->text);
+    epo_key_type type = type_of(path);
+    if (type == EPO_KEY_LIST) {
+        r->at += take_values(r, list, &open);
+        /* harness style: one word with commas, or a Python list */
+        if (has_next && next->text[0] == '[')
+            return put(r, flag, path, label, open ? NULL : next->text);
+        return put(r, flag, path, label, open ? NULL : list);
+    }
+    if (type == EPO_KEY_SWITCH && !(has_next && is_switch_word(next->text)))
+        return put(r, flag, path, label, "true");
+    if (!has_next)
+        return EPO_OK; /* a flag without its value: the framework itself will say so */
+    r->at++;
+    return put(r, flag, path, label, next->open ? NULL : next->text);
+}
+
+/* Bridge's performance scripts spell flags with underscores. */
+static void map_harness(reader *r, const char *flag, char *path) {
+    if (strchr(flag, '_') == NULL)
+        return;
+    static const char *const own[] = {"--moe_a2a_overlap",      "--moe_flex_dispatcher_backend",
+                                      "--cuda_graph_impl",      "--cuda_graph_scope",
+                                      "--recompute_num_layers", "--recompute_modules"};
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+        if (strncmp(flag, own[i], strlen(own[i])) == 0) {
+            r->command.framework = EPO_FRAMEWORK_BRIDGE;
+            epo_facts_set(r->facts, "harness.used", "true", own[i]);
+            if (i == 4)
+                snprintf(path, NAME_MAX_, "harness.recompute_num_layers");
+        }
+}
+
+/* Launchers tell how many ranks and nodes there are. */
+static bool map_launcher(const char *name, char *path) {
+    static const struct {
+        const char *flag, *key;
+    } flags[] = {{"nnodes", "num_nodes"},
+                 {"nodes", "num_nodes"},
+                 {"ntasks", "world_size"},
+                 {"nproc_per_node", "launcher.ranks_per_node"},
+                 {"ntasks_per_node", "launcher.ranks_per_node"}};
+    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
+        if (strcmp(flags[i].flag, name) == 0) {
+            snprintf(path, NAME_MAX_, "%s", flags[i].key);
+            return true;
+        }
+    return false;
+}
+
+static epo_status put_launcher(reader *r, const epo_word *flag, const char *path,
+                               const char *value) {
+    char source[300];
+    source_of(r, flag, flag->text, source, sizeof source);
+    if (value == NULL && peek(r, 1) != NULL && !peek(r, 1)->begins && !is_flag(peek(r, 1)->text)) {
+        r->at++;
+        value = peek(r, 0)->open ? NULL : peek(r, 0)->text;
+    }
+    return value == NULL ? EPO_OK : epo_facts_set(r->facts, path, value, source);
+}
+
+static epo_status read_flag(reader *r, const epo_word *word) {
+    char name[NAME_MAX_], path[NAME_MAX_], label[NAME_MAX_];
+    const char *equals = strchr(word->text, '=');
+    size_t length = equals == NULL ? strlen(word->text) : (size_t)(equals - word->text);
+    if (length < 3 || length >= NAME_MAX_ || word->text[1] != '-')
+        return EPO_OK;
+    snprintf(label, sizeof label, "%.*s", (int)length, word->text);
+    snprintf(name, sizeof name, "%.*s", (int)length - 2, word->text + 2);
+    for (char *c = name; *c != '\0'; c++)
+        *c = *c == '-' ? '_' : *c;
+    snprintf(path, sizeof path, "%s", name);
+    if (map_launcher(name, path))
+        return put_launcher(r, word, path, equals == NULL ? NULL : equals + 1);
+    map_harness(r, word->text, path);
+    const char *value = equals == NULL ? NULL : equals + 1;
+    size_t before = r->command.settings;
+    epo_status status = value != NULL ? put(r, word, path, label, word->open ? NULL : value)
+                                      : put_flag_value(r, word, path, label);
+    if (r->command.settings > before && r->command.framework == EPO_FRAMEWORK_UNKNOWN)
+        r->command.framework = EPO_FRAMEWORK_MEGATRON_LM;
+    return status;
+}
+
+/* [+]model.num_moe_experts=8, ~comm_overlap */
+static bool is_override(const char *text) {
+    while (*text == '+' || *text == '~')
+        text++;
+    const char *equals = strchr(text, '=');
+    if (equals == NULL || !(islower((unsigned char)*text) || *text == '_'))
+        return false;
+    bool has_dot = false;
+    for (const char *c = text; c < equals; c++) {
+        has_dot = has_dot || *c == '.';
+        if (!isalnum((unsigned char)*c) && *c != '_' && *c != '.')
+            return false;
+    }
+    return has_dot || strncmp(text, "mixed_precision=", 16) == 0 ||
+           strncmp(text, "comm_overlap=", 13) == 0;
+}
+
+static epo_status read_override(reader *r, const epo_word *word) {
+    char path[NAME_MAX_];
+    const char *text = word->text;
+    while (*text == '+' || *text == '~')
+        text++;
+    const char *equals = strchr(text, '=');
+    if ((size_t)(equals - text) >= sizeof path)
+        return EPO_OK;
+    snprintf(path, sizeof path, "%.*s", (int)(equals - text), text);
+    size_t before = r->command.settings;
+    epo_status status = put(r, word, path, path, word->open ? NULL : equals + 1);
+    if (r->command.settings > before)
+        r->command.framework = EPO_FRAMEWORK_BRIDGE;
+    return status;
+}
+
+static bool is_variable(const char *text) {
+    size_t n = 0;
+    while (isupper((unsigned char)text[n]) || text[n] == '_' ||
+           (n > 0 && isdigit((unsigned char)text[n])))
+        n++;
+    return n > 0 && text[n] == '=';
+}
+
+/* A variable counts if it is exported or stands before a program. */
+static bool reaches_program(const reader *r) {
+    if (!r->is_script)
+        return true;
+    for (size_t back = r->at; !r->words->word[back].begins && back > 0;) {
+        const char *text = r->words->word[--back].text;
+        if (strcmp(text, "export") == 0 || strcmp(text, "env") == 0)
+            return true;
+    }
+    for (size_t ahead = 1; peek(r, ahead) != NULL && !peek(r, ahead)->begins; ahead++)
+        if (!is_variable(peek(r, ahead)->text))
+            return true;
+    return false;
+}
+
+static epo_status read_variable(reader *r, const epo_word *word) {
+    char key[NAME_MAX_], script_key[NAME_MAX_ + 16], source[300], label[80];
+    size_t length = strcspn(word->text, "=");
+    const char *value = word->text + length + 1;
+    if (length + 5 >= sizeof key || !reaches_program(r))
+        return EPO_OK;
+    snprintf(key, sizeof key, "env.%.*s", (int)length, word->text);
+    snprintf(label, sizeof label, "%.*s", length < 64 ? (int)length : 64, word->text);
+    source_of(r, word, label, source, sizeof source);
+    if (word->open)
+        return epo_facts_set_unknown(r->facts, key, value, source);
+    epo_status status = epo_facts_set_text(r->facts, key, value, source);
+    snprintf(script_key, sizeof script_key, "script.%s", key);
+    if (status == EPO_OK && r->is_script)
+        status = epo_facts_set_text(r->facts, script_key, value, source);
+    return status;
+}
+
+static epo_status read_words(reader *r);
+
+/* bash -c "TEXT": the words are inside. */
+static epo_status read_inner_shell(reader *r, const epo_word *text) {
+    epo_words inner = {0};
+    epo_status status = epo_words_split(&inner, text->text, strlen(text->text));
+    for (size_t i = 0; i < inner.count; i++)
+        inner.word[i].line = text->line;
+    reader nested = *r;
+    nested.words = &inner;
+    nested.at = 0;
+    nested.nesting++;
+    if (status == EPO_OK)
+        status = read_words(&nested);
+    r->command = nested.command;
+    epo_words_free(&inner);
+    return status;
+}
+
+static bool is_shell(const char *text) {
+    const char *base = base_name(text);
+    return strcmp(base, "bash") == 0 || strcmp(base, "sh") == 0;
+}
+
+static epo_status read_word(reader *r, const epo_word *word) {
+    const char *base = base_name(word->text);
+    const epo_word *before = r->at > 0 ? &r->words->word[r->at - 1] : NULL;
+    if (before != NULL && word->text[0] == '-' && strchr(word->text, 'c') != NULL &&
+        word->text[1] != '-' && is_shell(before->text) && peek(r, 1) != NULL &&
+        r->nesting < NESTING_MAX) {
+        r->at++;
+        return read_inner_shell(r, peek(r, 0));
+    }
+    if (is_variable(word->text))
+        return read_variable(r, word);
+    if (is_flag(word->text))
+        return read_flag(r, word);
+    if (is_override(word->text))
+        return read_override(r, word);
+    if (strncmp(base, "pretrain_", 9) == 0 && strstr(base, ".py") != NULL &&
+        r->command.framework == EPO_FRAMEWORK_UNKNOWN)
+        r->command.framework = EPO_FRAMEWORK_MEGATRON_LM;
+    return EPO_OK;
+}
+
+static epo_status read_words(reader *r) {
+    epo_status status = EPO_OK;
+    for (r->at = 0; r->at < r->words->count && status == EPO_OK; r->at++)
+        status = read_word(r, peek(r, 0));
+    return status;
+}
+
+static epo_status count_ranks(epo_facts *facts) {
+    const epo_fact *nodes = epo_facts_find(facts, "num_nodes");
+    const epo_fact *per_node = epo_facts_find(facts, "launcher.ranks_per_node");
+    if (epo_facts_find(facts, "world_size") != NULL || per_node == NULL ||
+        per_node->kind != EPO_FACT_NUMBER)
+        return EPO_OK;
+    if (nodes != NULL && nodes->kind != EPO_FACT_NUMBER)
+        return EPO_OK;
+    char text[32];
+    snprintf(text, sizeof text, "%.0f", per_node->number * (nodes == NULL ? 1 : nodes->number));
+    epo_status status = epo_facts_set(facts, "world_size", text, "nodes x ranks per node");
+    return status == EPO_OK ? epo_facts_set_default(facts, "num_nodes", "1", "launcher") : status;
+}
+
+epo_status epo_command_read(const epo_words *words, const char *name, bool is_script,
+                            epo_facts *facts, epo_command *command) {
+    reader r = {.words = words, .name = name, .is_script = is_script, .facts = facts};
+    epo_status status = read_words(&r);
+    if (status == EPO_OK)
+        status = count_ranks(facts);
+    if (status == EPO_OK && r.command.framework != EPO_FRAMEWORK_UNKNOWN)
+        status = epo_facts_set(facts, "framework", epo_framework_name(r.command.framework),
+                               "the command");
+    if (status == EPO_OK)
+        *command = r.command;
+    return status;
+}
+
+const char *epo_framework_name(epo_framework framework) {
+    static const char *const names[] = {"unknown", "megatron-lm", "bridge"};
+    return names[framework];
+}

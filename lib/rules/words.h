@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * words.h - the words of a command: an argument vector, or a shell script read
+ * as far as one can without running it.
+ */
+#ifndef EPO_RULES_WORDS_H
+#define EPO_RULES_WORDS_H
+
+#include "ep_overlap.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#define EPO_WORDS_MAX 262144
+
+typedef struct epo_word {
+    char *text;
+    unsigned line; /* 0: an argument vector */
+    bool open;     /* holds something that only a shell can tell: $(date), $UNSET */
+    bool begins;   /* first word of a command */
+} epo_word;
+
+typedef struct epo_words {
+    epo_word *word;
+    size_t count, room;
+} epo_words;
+
+/* Zero-initialise; free with epo_words_free. */
+epo_status epo_words_add(epo_words *words, const char *text, unsigned line, bool open, bool begins);
+/* Splits `text` as a shell does: quotes, backslashes, comments, lines that go on,
+ * variables assigned earlier in the same text.  Never runs anything. */
+epo_status epo_words_split(epo_words *words, const char *text, size_t length);
+void epo_words_free(epo_words *words);
+
+#endif

@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Facts, words of scripts, commands and what follows from settings.
+ */
+#include "core/facts.h"
+#include "core/status.h"
+#include "rules/command.h"
+#include "rules/settings.h"
+#include "rules/words.h"
+#include "unit.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void check_fact(const epo_facts *facts, const char *key, const char *text) {
+    const epo_fact *fact = epo_facts_find(facts, key);
+    const char *found = fact == NULL                     ? "(nobody told)"
+                        : fact->kind == EPO_FACT_UNKNOWN ? "(unknown)"
+                        : fact->kind == EPO_FACT_NULL    ? "(unset)"
+                                                         : fact->text;
+    if (strcmp(found, text) != 0)
+        fprintf(stderr, "%s is %s, wanted %s\n", key, found, text);
+    CU_ASSERT_STRING_EQUAL(found, text);
+}
+
+static void values_are_read_as_frameworks_write_them(void) {
+    static const struct {
+        const char *text;
+        epo_fact_kind kind;
+        const char *value;
+    } cases[] = {{"None", EPO_FACT_NULL, ""},
+                 {"null", EPO_FACT_NULL, ""},
+                 {"", EPO_FACT_NULL, ""},
+                 {"none", EPO_FACT_TEXT, "none"},
+                 {"True", EPO_FACT_BOOL, "True"},
+                 {"false", EPO_FACT_BOOL, "false"},
+                 {" 8 ", EPO_FACT_NUMBER, "8"},
+                 {"-1.5e3", EPO_FACT_NUMBER, "-1.5e3"},
+                 {"2.10", EPO_FACT_NUMBER, "2.10"},
+                 {"0x10", EPO_FACT_TEXT, "0x10"},
+                 {"nan", EPO_FACT_TEXT, "nan"},
+                 {"1e999", EPO_FACT_TEXT, "1e999"},
+                 {"'flex'", EPO_FACT_TEXT, "flex"},
+                 {"'None'", EPO_FACT_TEXT, "None"},
+                 {"[moe_act, layernorm]", EPO_FACT_LIST, "moe_act,layernorm"},
+                 {"['a,b', \"c\"]", EPO_FACT_LIST, "a,b,c"},
+                 {"('a',)", EPO_FACT_LIST, "a"},
+                 {"[]", EPO_FACT_LIST, ""},
+                 {"[<CudaGraphScope.moe_router: 1>, <CudaGraphScope.attn: 2>]", EPO_FACT_LIST,
+                  "moe_router,attn"},
+                 {"AttnBackend.flash", EPO_FACT_TEXT, "flash"},
+                 {"torch.float32", EPO_FACT_TEXT, "torch.float32"},
+                 {"[", EPO_FACT_TEXT, "["}};
+    epo_facts *facts = epo_facts_create();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        CU_ASSERT_EQUAL(epo_facts_set(facts, "key", cases[i].text, "test"), EPO_OK);
+        check_fact(facts, "key", cases[i].kind == EPO_FACT_NULL ? "(unset)" : cases[i].value);
+        CU_ASSERT_EQUAL(epo_facts_find(facts, "key")->kind, cases[i].kind);
+    }
+    epo_facts_destroy(facts);
+    epo_facts_destroy(NULL);
+}
+
+static void facts_replace_and_default(void) {
+    epo_facts *facts = epo_facts_create();
+    char key[32];
+    for (int i = 0; i < 1000; i++) {
+        snprintf(key, sizeof key, "key%d", i);
+        CU_ASSERT_EQUAL(epo_facts_set(facts, key, key, "a"), EPO_OK);
+    }
+    CU_ASSERT_EQUAL(epo_facts_count(facts), 1000);
+    epo_facts_set(facts, "key7", "new", "b");
+    epo_facts_set_default(facts, "key7", "default", "c");
+    epo_facts_set_default(facts, "other", "default", "c");
+    CU_ASSERT_EQUAL(epo_facts_count(facts), 1001);
+    check_fact(facts, "key7", "new");
+    CU_ASSERT_STRING_EQUAL(epo_facts_find(facts, "key7")->source, "b");
+    CU_ASSERT_TRUE(epo_facts_find(facts, "other")->is_default);
+    CU_ASSERT_PTR_NULL(epo_facts_find(facts, "key1000"));
+    CU_ASSERT_STRING_EQUAL(epo_facts_at(facts, 999)->key, "key999");
+    CU_ASSERT_PTR_NULL(epo_facts_at(facts, 1001));
+    epo_facts_destroy(facts);
+}
+
+static void facts_have_a_bound(void) {
+    epo_facts *facts = epo_facts_create();
+    char key[32];
+    epo_status status = EPO_OK;
+    for (int i = 0; i <= EPO_FACTS_MAX && status == EPO_OK; i++) {
+        snprintf(key, sizeof key, "k%d", i);
+        status = epo_facts_set(facts, key, "1", "hostile.log");
+    }
+    CU_ASSERT_EQUAL(status, EPO_E_OVERFLOW);
+    CU_ASSERT_EQUAL(epo_facts_count(facts), EPO_FACTS_MAX);
+    char *big = malloc(EPO_FACT_TEXT_MAX + 2);
+    memset(big, 'x', EPO_FACT_TEXT_MAX + 1);
+    big[EPO_FACT_TEXT_MAX + 1] = '\0';
+    CU_ASSERT_EQUAL(epo_facts_set(facts, "k1", big, "hostile.log"), EPO_E_OVERFLOW);
+    check_fact(facts, "k1", "1");
+    free(big);
+    epo_facts_destroy(facts);
+}
+
+static void check_words(const char *text, const char *joined) {
+    epo_words words = {0};
+    char found[1024] = "";
+    CU_ASSERT_EQUAL(epo_words_split(&words, text, strlen(text)), EPO_OK);
+    for (size_t i = 0; i < words.count; i++) {
+        strncat(found, words.word[i].begins ? "/" : "|", sizeof found - strlen(found) - 1);
+        strncat(found, words.word[i].text, sizeof found - strlen(found) - 1);
+        strncat(found, words.word[i].open ? "?" : "", sizeof found - strlen(found) - 1);
+    }
+    if (strcmp(found, joined) != 0)
+        fprintf(stderr, "%s -> %s, wanted %s\n", text, found, joined);
+    CU_ASSERT_STRING_EQUAL(found, joined);
+    epo_words_free(&words);
+}
+
+static void words_split_as_a_shell_does(void) {
+    check_words("a  b\tc", "/a|b|c");
+    check_words("a 'b c' \"d e\"f", "/a|b c|d ef");
+    check_words("a \\\n b # comment\nc", "/a|b/c");
+    check_words("X=1 Y=\"$X 2\"\necho $Y \"$Y\" ${X}", "/X=1|Y=1 2/echo|1|2|1 2|1");
+    check_words("echo ${N:-8} ${M:-$N} $(date) $UNSET", "/echo|8|$?|$?|$UNSET?");
+    check_words("a&&b;c|d", "/a/b/c/d");
+    check_words("A=( --x 1 ) && run \"${A[@]}\" --y", "/A=/--x|1/run|$?|--y");
+    check_words("echo \"$@ --flag\"", "/echo|$ --flag?");
+    check_words("echo '' \"\"", "/echo||");
+    check_words("a\\ b 'it'\\''s'", "/a b|it's");
+    check_words("", "");
+}
+
+static void words_refuse_what_is_no_script(void) {
+    epo_words words = {0};
+    CU_ASSERT_EQUAL(epo_words_split(&words, "a\nb 'c", 6), EPO_E_ARG);
+    CU_ASSERT_STRING_EQUAL(epo_fail_text(), "line 2: a quote (') is never closed");
+    CU_ASSERT_EQUAL(epo_words_split(&words, "a\0b", 3), EPO_E_ARG);
+    CU_ASSERT_STRING_EQUAL(epo_fail_text(), "line 1: a zero byte; this is not text");
+    epo_words_free(&words);
+}
+
+static epo_command read_script(const char *text, epo_facts *facts) {
+    epo_words words = {0};
+    epo_command command = {0};
+    CU_ASSERT_EQUAL(epo_words_split(&words, text, strlen(text)), EPO_OK);
+    CU_ASSERT_EQUAL(epo_command_read(&words, "run.sh", true, facts, &command), EPO_OK);
+    epo_words_free(&words);
+    return command;
+}
+
+static void a_megatron_command_is_read(void) {
+    epo_facts *facts = epo_facts_create();
+    epo_command c = read_script(
+        "export CUDA_DEVICE_MAX_CONNECTIONS=1\nUNUSED=7\nEP=8\n"
+        "NCCL_DEBUG=INFO torchrun --nnodes=2 --nproc-per-node 8 pretrain_gpt.py \\\n"
+        " --num-experts 64 --expert-model-parallel-size $EP --bf16 --seq-length 4096 \\\n"
+        " --recompute-modules moe_act layernorm --disable-bias-linear \\\n"
+        " --tensor-model-parallel-size $TP --no-gradient-accumulation-fusion\n",
+        facts);
+    CU_ASSERT_EQUAL(c.framework, EPO_FRAMEWORK_MEGATRON_LM);
+    check_fact(facts, "num_moe_experts", "64");
+    check_fact(facts, "expert_model_parallel_size", "8");
+    check_fact(facts, "bf16", "true");
+    check_fact(facts, "recompute_modules", "moe_act,layernorm");
+    check_fact(facts, "add_bias_linear", "False");
+    check_fact(facts, "gradient_accumulation_fusion", "False");
+    check_fact(facts, "tensor_model_parallel_size", "(unknown)");
+    check_fact(facts, "world_size", "16");
+    check_fact(facts, "env.CUDA_DEVICE_MAX_CONNECTIONS", "1");
+    check_fact(facts, "script.env.CUDA_DEVICE_MAX_CONNECTIONS", "1");
+    check_fact(facts, "env.NCCL_DEBUG", "INFO");
+    check_fact(facts, "env.UNUSED", "(nobody told)");
+    CU_ASSERT_STRING_EQUAL(epo_facts_find(facts, "num_moe_experts")->source,
+                           "run.sh:5 --num-experts");
+    epo_facts_destroy(facts);
+}
+
+static void bridge_overrides_are_read(void) {
+    epo_facts *facts = epo_facts_create();
+    epo_command c = read_script(
+        "python run.py comm_overlap.overlap_moe_expert_parallel_comm=true "
+        "+model.recompute_modules=[moe_act,'layernorm'] optimizer.bf16=true "
+        "--cuda_graph_impl none --moe_flex_dispatcher_backend None --moe_a2a_overlap false\n",
+        facts);
+    CU_ASSERT_EQUAL(c.framework, EPO_FRAMEWORK_BRIDGE);
+    check_fact(facts, "comm_overlap.overlap_moe_expert_parallel_comm", "true");
+    check_fact(facts, "comm_overlap_present", "true");
+    check_fact(facts, "recompute_modules", "moe_act,layernorm");
+    check_fact(facts, "bf16", "(nobody told)"); /* the optimizer's, not the model's */
+    check_fact(facts, "cuda_graph_impl", "none");
+    check_fact(facts, "moe_flex_dispatcher_backend", "(unset)");
+    check_fact(facts, "harness.moe_a2a_overlap", "false");
+    CU_ASSERT_EQUAL(epo_settings_derive(facts), EPO_OK);
+    check_fact(facts, "overlap_moe_expert_parallel_comm", "true");
+    epo_facts_destroy(facts);
+}
+
+static void inner_shells_are_looked_into(void) {
+    epo_facts *facts = epo_facts_create();
+    read_script("srun bash -c \"python pretrain_gpt.py --bf16 --num-experts 8\" --ignored", facts);
+    check_fact(facts, "bf16", "true");
+    check_fact(facts, "num_moe_experts", "8");
+    epo_facts_destroy(facts);
+}
+
+static void what_follows_is_derived(void) {
+    epo_facts *facts = epo_facts_create();
+    read_script("pretrain_gpt.py --world-size 16 --tensor-model-parallel-size 2 --num-layers 48 "
+                "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 6 "
+                "--micro-batch-size 1 --global-batch-size 64 --num-experts 8 "
+                "--moe-token-dispatcher-type flex --cuda-graph-scope moe_router "
+                "--moe-shared-expert-intermediate-size 512",
+                facts);
+    epo_facts_set(facts, "world_size", "16", "test");
+    epo_facts_set(facts, "gpu_name", "NVIDIA GB200", "test");
+    CU_ASSERT_EQUAL(epo_settings_default(facts, EPO_DEFAULTS_MEGATRON_LM), EPO_OK);
+    CU_ASSERT_EQUAL(epo_settings_derive(facts), EPO_OK);
+    check_fact(facts, "data_parallel_size", "4");
+    check_fact(facts, "num_microbatches", "16");
+    check_fact(facts, "virtual_pipeline_model_parallel_size", "4");
+    check_fact(facts, "flex_backend", "deepep");
+    check_fact(facts, "flex_backend_request", "(unset)"); /* a default is no request */
+    check_fact(facts, "wgrad_in_graph_scope", "True");
+    check_fact(facts, "every_layer_is_moe", "True");
+    check_fact(facts, "gpu", "gb200");
+    check_fact(facts, "gpu_major", "10");
+    check_fact(facts, "nvl72", "True");
+    epo_facts_destroy(facts);
+}
+
+static void given_values_are_kept(void) {
+    epo_facts *facts = epo_facts_create();
+    epo_facts_set(facts, "num_microbatches", "3", "test");
+    epo_facts_set(facts, "moe_token_dispatcher_type", "alltoall", "test");
+    epo_facts_set(facts, "moe_flex_dispatcher_backend", "hybridep", "test");
+    epo_facts_set(facts, "gpu", "b200", "test");
+    CU_ASSERT_EQUAL(epo_settings_derive(facts), EPO_OK);
+    check_fact(facts, "num_microbatches", "3");
+    check_fact(facts, "flex_backend", "(unset)"); /* not flex */
+    check_fact(facts, "flex_backend_request", "hybridep");
+    check_fact(facts, "gpu", "b200");
+    check_fact(facts, "gpu_name", "NVIDIA B200");
+    check_fact(facts, "nvl72", "False");
+    epo_facts_destroy(facts);
+}
+
+static void a_comm_overlap_object_wins(void) {
+    epo_facts *facts = epo_facts_create();
+    epo_setting_put(facts, "model.overlap_moe_expert_parallel_comm", "true", "a.yaml:1", NULL);
+    epo_setting_put(facts, "comm_overlap.overlap_moe_expert_parallel_comm", "null", "a.yaml:2",
+                    NULL);
+    CU_ASSERT_EQUAL(epo_settings_derive(facts), EPO_OK);
+    check_fact(facts, "overlap_moe_expert_parallel_comm", "False");
+    epo_facts_destroy(facts);
+}
+
+int main(void) {
+    const CU_TestInfo tests[] = {
+        {"values are read as frameworks write them", values_are_read_as_frameworks_write_them},
+        {"facts replace, and default", facts_replace_and_default},
+        {"facts have a bound", facts_have_a_bound},
+        {"words split as a shell does", words_split_as_a_shell_does},
+        {"words refuse what is no script", words_refuse_what_is_no_script},
+        {"a Megatron-LM command is read", a_megatron_command_is_read},
+        {"Bridge's overrides are read", bridge_overrides_are_read},
+        {"inner shells are looked into", inner_shells_are_looked_into},
+        {"what follows is derived", what_follows_is_derived},
+        {"given values are kept", given_values_are_kept},
+        {"a comm_overlap object wins", a_comm_overlap_object_wins},
+        CU_TEST_INFO_NULL,
+    };
+    return unit_run("rules_input", tests);
+}
