@@ -6,6 +6,7 @@ AC_DEFUN([EPO_SUMMARY], [
     SPANK plugin   $have_slurm (into $SLURM_PLUGIN_DIR)
     host engine    $enable_host_engine ($CBLAS_LIBS)
     CUDA engine    $have_cuda${epo_archs:+ for $epo_archs}, NCCL $have_nccl
+    toolkit        $enable_tools
     unit tests     $enable_tests
     cluster tests  $enable_cluster_tests])
 ])

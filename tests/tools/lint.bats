@@ -1,0 +1,188 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+load common.sh
+
+fine="torchrun --nproc-per-node 8 --nnodes 2 pretrain_gpt.py --num-experts 64 --bf16
+  --expert-model-parallel-size 8 --moe-token-dispatcher-type alltoall
+  --overlap-moe-expert-parallel-comm --micro-batch-size 1 --global-batch-size 128"
+
+@test "an allowed command passes" {
+    run "$tool" lint --no-environment --set torch_version=2.8.0 -- $fine
+    [ "$status" -eq 0 ]
+    [[ $output == *"0 errors, 0 warnings"* ]]
+}
+
+@test "all violations of one argument list come in one message" {
+    run "$tool" lint -- pretrain_gpt.py --num-experts 8 --expert-model-parallel-size 1 \
+        --pipeline-model-parallel-size 2 --recompute-granularity full --recompute-method uniform \
+        --recompute-num-layers 1 --moe-shared-expert-overlap --mtp-num-layers 2 \
+        --moe-token-dispatcher-type alltoall --overlap-moe-expert-parallel-comm
+    [ "$status" -eq 1 ]
+    for rule in OVL-001 OVL-004 OVL-006 OVL-007 OVL-008 OVL-009 OVL-011 OVL-012; do
+        [[ $output == *"error    $rule"* ]] || { echo "$rule is missing"; false; }
+    done
+    [[ $output == *"expert_model_parallel_size = 1 (--expert-model-parallel-size)"* ]]
+    [[ $output == *"bf16 = False (Megatron-LM's default)"* ]]
+}
+
+@test "delayed wgrad without overlap is refused" {
+    run "$tool" lint -- pretrain_gpt.py --num-experts 8 --delay-wgrad-compute
+    [ "$status" -eq 1 ]
+    [[ $output == *"error    DWG-001"* ]]
+}
+
+@test "a job script is read with its variables" {
+    cat >job.sbatch <<'END'
+#!/bin/bash
+#SBATCH -N 2
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+EP=1
+ARGS=( --num-experts 8 --bf16 --expert-model-parallel-size $EP )
+srun bash -c "python pretrain_gpt.py ${ARGS[@]} --overlap-moe-expert-parallel-comm"
+END
+    run "$tool" lint job.sbatch
+    [ "$status" -eq 1 ]
+    [[ $output == *"expert_model_parallel_size = 1 (job.sbatch:5 --expert-model-parallel-size)"* ]]
+    [[ $output == *"OVL-016"* && $output == *"ENV-011"* ]]
+}
+
+@test "a Bridge YAML file is read, and overrides win over it" {
+    cat >run.yaml <<'END'
+model:
+  num_moe_experts: 128
+  expert_model_parallel_size: 8
+  moe_token_dispatcher_type: alltoall
+  bf16: true
+  recompute_modules: [moe_act, moe]
+comm_overlap:
+  tp_comm_overlap: false
+  overlap_moe_expert_parallel_comm: true
+  delay_wgrad_compute: false
+END
+    run "$tool" lint run.yaml
+    [ "$status" -eq 1 ]
+    [[ $output == *"error    OVL-010"* && $output == *"recompute_modules = moe_act,moe (run.yaml:6)"* ]]
+    run "$tool" lint run.yaml -- python run.py "model.recompute_modules=[moe_act]"
+    [ "$status" -eq 0 ]
+}
+
+@test "a log with a configuration dump is read, rank prefixes or not" {
+    for prefix in "" "0: " "[rank0]:"; do
+        cat >train.log <<END
+${prefix}some line
+${prefix}------------------------ arguments ------------------------
+${prefix}  bf16 ............................................ True
+${prefix}  expert_model_parallel_size ...................... 1
+${prefix}  num_experts ..................................... 8
+${prefix}  overlap_moe_expert_parallel_comm ................ True
+${prefix}-------------------- end of arguments ---------------------
+END
+        run "$tool" lint train.log
+        [ "$status" -eq 1 ]
+        [[ $output == *"expert_model_parallel_size = 1 (train.log:4)"* ]]
+    done
+}
+
+@test "Bridge's summary: what is not printed is the default" {
+    cat >bridge.log <<'END'
+======================================================================
+Configuration Summary (Non-Default Values vs Megatron Core)
+======================================================================
+
+[model] Non-default values (vs Mcore TransformerConfig):
+  moe_token_dispatcher_type: 'flex'  (Mcore default: 'allgather')
+  num_moe_experts: 128  (Mcore default: None)
+
+[train]:
+  global_batch_size: 512
+======================================================================
+END
+    run "$tool" lint bridge.log
+    [ "$status" -eq 1 ]
+    [[ $output == *"error    DSP-020"* ]] # EP=1 by default
+    [[ $output == *"flex_backend = deepep (Megatron-Core's default)"* ]]
+    [[ $output == *"ABP-014"* ]]
+}
+
+@test "warnings fail with --strict only" {
+    command=(pretrain_gpt.py --num-experts 8 --expert-model-parallel-size 2 --bf16
+        --tensor-model-parallel-size 2)
+    run "$tool" lint --no-environment -- "${command[@]}"
+    [ "$status" -eq 0 ]
+    [[ $output == *"warning  OVL-040"* ]]
+    run "$tool" lint --no-environment --strict -- "${command[@]}"
+    [ "$status" -eq 1 ]
+}
+
+@test "the environment counts for a command" {
+    CUDA_LAUNCH_BLOCKING=1 run "$tool" lint -- $fine
+    [ "$status" -eq 1 ]
+    [[ $output == *"env.CUDA_LAUNCH_BLOCKING = 1 (environment)"* ]]
+}
+
+@test "undecided rules say what they need" {
+    run "$tool" lint -- pretrain_gpt.py --num-experts 8 --delay-wgrad-compute
+    [[ $output == *"te_version: DWG-002 DWG-005"* ]]
+    run "$tool" lint --set te_version=2.2.0 -- pretrain_gpt.py --num-experts 8 --delay-wgrad-compute
+    [[ $output == *"error    DWG-002"* ]]
+}
+
+@test "--json is JSON with every rule" {
+    run --separate-stderr "$tool" lint --json -- $fine
+    [ "$status" -eq 0 ]
+    is_json
+    [ "$(grep -c '"outcome":' <<<"$output")" -eq "$("$tool" explain | wc -l)" ]
+}
+
+@test "explain tells one rule, a scope, or that there is none" {
+    run "$tool" explain dwg-001
+    [ "$status" -eq 0 ]
+    [[ $output == *"turn overlap on, or drop delayed wgrad"* ]]
+    run "$tool" explain delay_wgrad
+    [ "${#lines[@]}" -eq 19 ]
+    run "$tool" explain NOPE-1
+    [ "$status" -eq 2 ]
+    run --separate-stderr "$tool" explain --json
+    is_json
+}
+
+@test "wrong usage is status 2 with one line" {
+    for args in "lint" "lint --nope x" "lint --set x -- a" "lint --set nokey=1 -- a" "lint --set" "nope"; do
+        run "$tool" $args
+        [ "$status" -eq 2 ] || { echo "$args: $status"; false; }
+    done
+}
+
+@test "inputs that cannot be read are status 3, and name the place" {
+    run "$tool" lint missing.yaml
+    [ "$status" -eq 3 ]
+    [[ $output == *"missing.yaml: cannot be opened: No such file"* ]]
+    run "$tool" lint .
+    [ "$status" -eq 3 ]
+    run "$tool" lint /bin/true
+    [ "$status" -eq 3 ]
+    [[ $output == *"is zero: this is not a text file"* ]]
+    printf 'model:\n  a: [1\n' >cut.yaml
+    run "$tool" lint cut.yaml
+    [ "$status" -eq 3 ]
+    [[ $output == *"cut.yaml:3: not YAML"* ]]
+    printf 'echo "open\n' >cut.sh
+    run "$tool" lint cut.sh
+    [ "$status" -eq 3 ]
+    [[ $output == *"line 1: a quote"* ]]
+}
+
+@test "inputs without settings are status 4" {
+    : >empty.log
+    run "$tool" lint empty.log
+    [ "$status" -eq 4 ]
+    run "$tool" lint -- true
+    [ "$status" -eq 4 ]
+}
+
+@test "standard input, a closed output" {
+    run "$tool" lint - <<<'srun python pretrain_gpt.py --num-experts 8 --delay-wgrad-compute'
+    [ "$status" -eq 1 ]
+    run bash -c "'$tool' explain > /dev/full"
+    [ "$status" -eq 5 ]
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * input.h - configurations in every form that lint reads, as facts.
+ */
+#ifndef EPO_TOOLS_INPUT_H
+#define EPO_TOOLS_INPUT_H
+
+#include "core/facts.h"
+
+typedef enum epo_input_kind {
+    EPO_INPUT_COMMAND,
+    EPO_INPUT_SCRIPT,
+    EPO_INPUT_YAML,
+    EPO_INPUT_LOG_MEGATRON_LM,
+    EPO_INPUT_LOG_BRIDGE
+} epo_input_kind;
+
+typedef struct epo_input {
+    const char *name;
+    epo_input_kind kind;
+    size_t settings;       /* that rules read */
+    bool megatron_lm;      /* a command or script for Megatron-LM */
+    bool defaults_unknown; /* takes settings from elsewhere (--yaml-cfg, a cut dump) */
+} epo_input;
+
+/* Reads a script, a YAML file or a log ("-": standard input) into facts; the
+ * kind is told from name and content. */
+epo_status epo_input_file(const char *path, epo_facts *facts, epo_input *input);
+epo_status epo_input_command(int argc, char **argv, epo_facts *facts, epo_input *input);
+/* A YAML file of Bridge. */
+epo_status epo_input_yaml(const char *path, const char *name, epo_facts *facts, size_t *settings);
+
+/* Variables that rules read, from this process's environment; unset ones are
+ * known to be unset.  What is there stays. */
+epo_status epo_input_environment(epo_facts *facts);
+
+const char *epo_input_kind_name(epo_input_kind kind);
+
+#endif
