@@ -50,6 +50,7 @@ typedef struct moe_block {
 typedef struct moe_pool {
     moe_block *idle;
     int nidle, room;
+    uint64_t idle_bytes, busy_bytes, busy_peak;
 } moe_pool;
 
 /* Memory of at least `bytes` from the pool, else from the backend. */

@@ -15,15 +15,27 @@ static bool round_up(uint64_t bytes, uint64_t *out) {
     return epo_size_align(bytes > MIN_BLOCK ? bytes : MIN_BLOCK, step, out);
 }
 
-/* The smallest idle block that holds `bytes` without wasting more than as much. */
-static int find_idle(const moe_pool *pool, uint64_t bytes) {
-    int best = -1;
-    for (int i = 0; i < pool->nidle; i++) {
-        uint64_t have = pool->idle[i].bytes;
-        if (have >= bytes && have / 2 <= bytes && (best < 0 || have < pool->idle[best].bytes))
-            best = i;
-    }
-    return best;
+/* A block of this very size: then equal passes take equal blocks, whatever came
+ * between, and the second never allocates. */
+static int find_idle(const moe_pool *pool, uint64_t size) {
+    for (int i = pool->nidle - 1; i >= 0; i--)
+        if (pool->idle[i].bytes == size)
+            return i;
+    return -1;
+}
+
+/* Sizes that came and went must not pile up: what lies idle stays below twice the
+ * most that was ever in use at once. */
+static void trim(epo_group *group) {
+    moe_pool *pool = &group->pool;
+    if (pool->idle_bytes / 2 > pool->busy_peak)
+        moe_pool_drain(group);
+}
+
+static void count_busy(moe_pool *pool, uint64_t size) {
+    pool->busy_bytes += size;
+    if (pool->busy_bytes > pool->busy_peak)
+        pool->busy_peak = pool->busy_bytes;
 }
 
 epo_status moe_pool_get(epo_group *group, uint64_t bytes, moe_block *out) {
@@ -31,26 +43,33 @@ epo_status moe_pool_get(epo_group *group, uint64_t bytes, moe_block *out) {
     if (!round_up(bytes, &size))
         return epo_fail(EPO_E_NOMEM, "memory: need %" PRIu64 " bytes, which no machine has", bytes);
     int at = find_idle(&group->pool, size);
+    moe_pool *pool = &group->pool;
     if (at >= 0) {
-        *out = group->pool.idle[at];
-        group->pool.idle[at] = group->pool.idle[--group->pool.nidle];
+        *out = pool->idle[at];
+        pool->idle[at] = pool->idle[--pool->nidle];
+        pool->idle_bytes -= size;
+        count_busy(pool, size);
         return EPO_OK;
     }
+    trim(group);
     void *ptr;
     epo_status status = group->ops->alloc(group->be, size, &ptr);
-    if (status == EPO_E_NOMEM && group->pool.nidle > 0) {
+    if (status == EPO_E_NOMEM && pool->nidle > 0) {
         moe_pool_drain(group);
         status = group->ops->alloc(group->be, size, &ptr);
     }
-    if (status == EPO_OK)
-        *out = (moe_block){ptr, size};
-    return status;
+    if (status != EPO_OK)
+        return status;
+    *out = (moe_block){ptr, size};
+    count_busy(pool, size);
+    return EPO_OK;
 }
 
 void moe_pool_put(epo_group *group, moe_block *block) {
     moe_pool *pool = &group->pool;
     if (block->ptr == NULL)
         return;
+    pool->busy_bytes -= block->bytes;
     if (pool->nidle == pool->room) {
         int room = pool->room > 0 ? 2 * pool->room : 32;
         moe_block *more = realloc(pool->idle, (size_t)room * sizeof *more);
@@ -63,6 +82,7 @@ void moe_pool_put(epo_group *group, moe_block *block) {
         pool->room = room;
     }
     pool->idle[pool->nidle++] = *block;
+    pool->idle_bytes += block->bytes;
     *block = (moe_block){NULL, 0};
 }
 
@@ -71,7 +91,9 @@ void moe_pool_drain(epo_group *group) {
     for (int i = 0; i < pool->nidle; i++)
         group->ops->free(group->be, pool->idle[i].ptr, pool->idle[i].bytes);
     free(pool->idle);
-    *pool = (moe_pool){NULL, 0, 0};
+    pool->idle = NULL;
+    pool->nidle = pool->room = 0;
+    pool->idle_bytes = 0;
 }
 
 uint64_t moe_arena_add(moe_arena *arena, uint64_t count, uint64_t size) {

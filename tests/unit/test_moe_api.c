@@ -1,0 +1,501 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What programs do with the engine beside one plain layer: experts of their own,
+ * shared buffers, plans used again, inference, gradients later, figures.
+ */
+#include "moe_ranks.h"
+#include "unit.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { R = 3, E = 12, H = 10, F = 6, K = 3, T = 17 };
+
+/* A case, a way to run it, and room for what a test wants to keep. */
+typedef struct setting {
+    moe_case c;
+    moe_how how;
+} setting;
+
+static void fill_setting(setting *s, epo_dispatcher dispatcher, int overlap, int delay) {
+    memset(s, 0, sizeof *s);
+    s->c = (moe_case){.seed = 11,
+                      .ranks = R,
+                      .experts = E,
+                      .hidden = H,
+                      .ffn = F,
+                      .top_k = K,
+                      .batches = 2,
+                      .max_tokens = T,
+                      .type = EPO_F32,
+                      .style = CASE_UNIFORM};
+    moe_case_fill(&s->c);
+    s->how = (moe_how){.dispatcher = dispatcher, .overlap = overlap, .delay = delay, .chunks = 2};
+}
+
+/* Runs fn on all ranks for both dispatchers, serial, overlapped and delayed. */
+static void in_every_setting(void (*fn)(moe_rank *c)) {
+    for (int d = EPO_DISPATCH_ALLTOALL; d <= EPO_DISPATCH_FLEX; d++)
+        for (int mode = 0; mode < 3; mode++) {
+            setting s;
+            fill_setting(&s, (epo_dispatcher)d, mode > 0, mode > 1);
+            CU_ASSERT_EQUAL(moe_ranks(R, 30.0, fn, &s), 0);
+            moe_case_free(&s.c);
+        }
+}
+
+/* ---- a rank's objects ------------------------------------------------------ */
+
+typedef struct tools {
+    moe_rank *rank;
+    const setting *s;
+    const epo_engine *e;
+    epo_group *group;
+    epo_buffer *buffer;
+    epo_plan *plan[2];
+    float *w1, *w2;
+} tools;
+
+static epo_plan *make_plan(tools *t, epo_buffer *buffer, int b) {
+    const case_batch *in = &t->s->c.batch[b][t->rank->rank];
+    epo_routing routing = EPO_ROUTING_INIT;
+    routing.tokens = in->tokens;
+    routing.top_k = K;
+    routing.experts = in->experts;
+    routing.weights = in->weights;
+    epo_plan *plan = NULL;
+    EXPECT(t->rank, t->e->plan_create(buffer, &routing, NULL, &plan) == EPO_OK);
+    return plan;
+}
+
+static void tools_open(tools *t, moe_rank *rank) {
+    const setting *s = rank->arg;
+    *t = (tools){.rank = rank, .s = s, .e = rank->engine};
+    t->group = moe_rank_group(rank, &s->how);
+    epo_buffer_config config = EPO_BUFFER_CONFIG_INIT;
+    config.experts = E;
+    config.hidden = H;
+    config.top_k = K;
+    config.max_tokens = T;
+    EXPECT(rank, t->e->buffer_create(t->group, &config, &t->buffer) == EPO_OK);
+    for (int b = 0; b < 2; b++)
+        t->plan[b] = make_plan(t, t->buffer, b);
+    size_t stack = (size_t)E / R * F * H, at = stack * (size_t)rank->rank;
+    t->w1 = moe_pack(s->c.w1 + 2 * at, 2 * stack, EPO_F32);
+    t->w2 = moe_pack(s->c.w2 + at, stack, EPO_F32);
+}
+
+static void tools_close(tools *t) {
+    for (int b = 0; b < 2; b++)
+        t->e->plan_release(t->plan[b]);
+    EXPECT(t->rank, t->e->buffer_destroy(t->buffer) == EPO_OK);
+    EXPECT(t->rank, t->e->group_destroy(t->group) == EPO_OK);
+    free(t->w1);
+    free(t->w2);
+}
+
+/* Gradients of one layer, zero before. */
+typedef struct layer_tools {
+    epo_layer *layer;
+    float *dw1, *dw2;
+    int ready;
+    uint64_t last;
+} layer_tools;
+
+static void note_ready(void *ctx, epo_layer *layer, uint64_t microbatch) {
+    layer_tools *l = ctx;
+    (void)layer;
+    l->ready++;
+    l->last = microbatch;
+}
+
+static void layer_open(tools *t, layer_tools *l, bool gradients) {
+    size_t stack = (size_t)E / R * F * H;
+    *l = (layer_tools){NULL, moe_calloc(2 * stack, sizeof(float)), moe_calloc(stack, sizeof(float)),
+                       0, 99};
+    epo_layer_config config = EPO_LAYER_CONFIG_INIT;
+    config.experts = E;
+    config.hidden = H;
+    config.ffn = F;
+    config.w1 = t->w1;
+    config.w2 = t->w2;
+    config.dw1 = gradients ? l->dw1 : NULL;
+    config.dw2 = gradients ? l->dw2 : NULL;
+    config.wgrad_ready = note_ready;
+    config.ctx = l;
+    EXPECT(t->rank, t->e->layer_create(t->group, &config, &l->layer) == EPO_OK);
+}
+
+static void layer_close(tools *t, layer_tools *l) {
+    EXPECT(t->rank, t->e->layer_destroy(l->layer) == EPO_OK);
+    free(l->dw1);
+    free(l->dw2);
+}
+
+static bool same_gradients(const layer_tools *a, const layer_tools *b) {
+    size_t stack = (size_t)E / R * F * H;
+    return memcmp(a->dw1, b->dw1, 2 * stack * sizeof(float)) == 0 &&
+           memcmp(a->dw2, b->dw2, stack * sizeof(float)) == 0;
+}
+
+/* Outputs of one forward and backward. */
+typedef struct outputs {
+    float y[T * H], dx[T * H], dweights[T * K];
+} outputs;
+
+static epo_saved *forward(tools *t, layer_tools *l, int b, outputs *o) {
+    const case_batch *in = &t->s->c.batch[b][t->rank->rank];
+    epo_saved *saved = NULL;
+    memset(o, 0xff, sizeof *o);
+    EXPECT(t->rank, t->e->forward(l->layer, t->plan[b], in->x, o->y, &saved, NULL) == EPO_OK);
+    return saved;
+}
+
+static void backward(tools *t, layer_tools *l, int b, epo_saved *saved, outputs *o) {
+    const case_batch *in = &t->s->c.batch[b][t->rank->rank];
+    EXPECT(t->rank, t->e->backward(l->layer, saved, in->dy, o->dx, o->dweights, NULL) == EPO_OK);
+}
+
+/* ---- experts of the caller -------------------------------------------------- */
+
+static void own_experts_rank(moe_rank *rank) {
+    tools t;
+    tools_open(&t, rank);
+    const case_batch *in = &t.s->c.batch[0][rank->rank];
+    uint64_t rows = 0, first[E / R], count[E / R], real = 0;
+    EXPECT(rank, t.e->plan_rows(t.plan[0], &rows) == EPO_OK);
+    EXPECT(rank, t.e->plan_experts(t.plan[0], first, count) == EPO_OK);
+    float *x = moe_calloc(rows * H, sizeof *x), *w = moe_calloc(rows, sizeof *w);
+    float y[T * H], dweights[T * K];
+    memset(x, 0xff, rows * H * sizeof *x);
+    memset(w, 0xff, rows * sizeof *w);
+    memset(y, 0xff, sizeof y);
+    memset(dweights, 0xff, sizeof dweights);
+    EXPECT(rank, t.e->dispatch(t.plan[0], in->x, x, w, NULL) == EPO_OK);
+    for (int e = 0; e < E / R; e++) {
+        uint64_t end = e + 1 < E / R ? first[e + 1] : rows;
+        EXPECT(rank, first[e] % 16 == 0);
+        for (uint64_t i = first[e] + count[e]; i < end; i++) {
+            EXPECT(rank, w[i] == 0);
+            for (int j = 0; j < H; j++)
+                EXPECT(rank, x[i * H + (uint64_t)j] == 0);
+        }
+        real += count[e];
+    }
+    EXPECT(rank, real <= rows);
+    /* Identity experts: every used slot gives the token once, and its weight back. */
+    EXPECT(rank, t.e->combine(t.plan[0], x, y, w, dweights, NULL) == EPO_OK);
+    for (int i = 0; i < in->tokens; i++) {
+        int used = 0;
+        for (int k = 0; k < K; k++) {
+            bool on = in->experts[i * K + k] >= 0;
+            float want = !on ? 0.0F : in->weights != NULL ? in->weights[i * K + k] : 1.0F;
+            EXPECT(rank, dweights[i * K + k] == want);
+            used += on;
+        }
+        for (int j = 0; j < H; j++)
+            EXPECT(rank, fabsf(y[i * H + j] - (float)used * in->x[i * H + j]) < 1e-5F);
+    }
+    EXPECT(rank, t.e->dispatch(t.plan[0], in->x, x, NULL, NULL) == EPO_OK);
+    EXPECT(rank, t.e->combine(t.plan[0], x, y, NULL, NULL, NULL) == EPO_OK);
+    free(x);
+    free(w);
+    tools_close(&t);
+}
+
+static void own_experts(void) { in_every_setting(own_experts_rank); }
+
+/* ---- shared and used again ---------------------------------------------------- */
+
+static void shared_buffer_rank(moe_rank *rank) {
+    tools t;
+    layer_tools a, b, alone;
+    outputs oa, ob, want;
+    tools_open(&t, rank);
+    layer_open(&t, &a, true);
+    layer_open(&t, &b, true);
+    layer_open(&t, &alone, true);
+    backward(&t, &alone, 0, forward(&t, &alone, 0, &want), &want);
+    /* fa fb bb ba: slots of the one buffer are used in turns. */
+    epo_saved *sa = forward(&t, &a, 0, &oa), *sb = forward(&t, &b, 1, &ob);
+    backward(&t, &b, 1, sb, &ob);
+    backward(&t, &a, 0, sa, &oa);
+    EXPECT(rank, t.e->group_wgrad_flush(t.group, NULL) == EPO_OK);
+    EXPECT(rank, memcmp(&oa, &want, sizeof oa) == 0);
+    EXPECT(rank, same_gradients(&a, &alone));
+    layer_close(&t, &a);
+    layer_close(&t, &b);
+    layer_close(&t, &alone);
+    tools_close(&t);
+}
+
+static void shared_buffer(void) { in_every_setting(shared_buffer_rank); }
+
+/* The forward is made again before its backward, on the plan of the first. */
+static void plan_again_rank(moe_rank *rank) {
+    tools t;
+    layer_tools a, b;
+    outputs first, second, inference;
+    tools_open(&t, rank);
+    layer_open(&t, &a, true);
+    layer_open(&t, &b, true);
+    epo_saved *dropped = forward(&t, &a, 0, &first);
+    t.e->saved_release(dropped);
+    backward(&t, &a, 0, forward(&t, &a, 0, &second), &second);
+    EXPECT(rank, memcmp(first.y, second.y, sizeof first.y) == 0);
+    const case_batch *in = &t.s->c.batch[0][rank->rank];
+    memset(&inference, 0xff, sizeof inference);
+    EXPECT(rank, t.e->forward(b.layer, t.plan[0], in->x, inference.y, NULL, NULL) == EPO_OK);
+    EXPECT(rank, memcmp(first.y, inference.y, sizeof first.y) == 0);
+    /* The plan outlives the caller's reference while a pass is saved. */
+    epo_plan *plan = make_plan(&t, t.buffer, 0);
+    epo_saved *saved = NULL;
+    EXPECT(rank, t.e->forward(b.layer, plan, in->x, inference.y, &saved, NULL) == EPO_OK);
+    t.e->plan_release(plan);
+    EXPECT(rank, t.e->backward(b.layer, saved, in->dy, inference.dx, NULL, NULL) == EPO_OK);
+    EXPECT(rank, memcmp(second.dx, inference.dx, sizeof second.dx) == 0);
+    EXPECT(rank, t.e->group_wgrad_flush(t.group, NULL) == EPO_OK);
+    EXPECT(rank, same_gradients(&a, &b));
+    layer_close(&t, &a);
+    layer_close(&t, &b);
+    tools_close(&t);
+}
+
+static void plan_again(void) { in_every_setting(plan_again_rank); }
+
+static void without_gradients_rank(moe_rank *rank) {
+    tools t;
+    layer_tools with, without;
+    outputs a, b;
+    tools_open(&t, rank);
+    layer_open(&t, &with, true);
+    layer_open(&t, &without, false);
+    backward(&t, &with, 0, forward(&t, &with, 0, &a), &a);
+    backward(&t, &without, 0, forward(&t, &without, 0, &b), &b);
+    EXPECT(rank, memcmp(&a, &b, sizeof a) == 0);
+    EXPECT(rank, t.e->group_wgrad_flush(t.group, NULL) == EPO_OK);
+    EXPECT(rank, with.ready == 1 && with.last == 0 && without.ready == 0);
+    layer_close(&t, &with);
+    layer_close(&t, &without);
+    tools_close(&t);
+}
+
+static void without_gradients(void) { in_every_setting(without_gradients_rank); }
+
+/* Two groups of the same ranks: calls on them take turns. */
+static void two_groups_rank(moe_rank *rank) {
+    tools t[2];
+    layer_tools l[2];
+    outputs o[2];
+    epo_saved *saved[2];
+    for (int i = 0; i < 2; i++) {
+        tools_open(&t[i], rank);
+        layer_open(&t[i], &l[i], true);
+    }
+    for (int i = 0; i < 2; i++)
+        saved[i] = forward(&t[i], &l[i], 0, &o[i]);
+    for (int i = 1; i >= 0; i--)
+        backward(&t[i], &l[i], 0, saved[i], &o[i]);
+    EXPECT(rank, memcmp(&o[0], &o[1], sizeof o[0]) == 0);
+    for (int i = 0; i < 2; i++)
+        EXPECT(rank, t[i].e->group_wgrad_flush(t[i].group, NULL) == EPO_OK);
+    EXPECT(rank, same_gradients(&l[0], &l[1]));
+    for (int i = 0; i < 2; i++) {
+        layer_close(&t[i], &l[i]);
+        tools_close(&t[i]);
+    }
+}
+
+static void two_groups(void) { in_every_setting(two_groups_rank); }
+
+/* ---- delayed weight gradients -------------------------------------------------- */
+
+static void delayed_rank(moe_rank *rank) {
+    tools t;
+    layer_tools a, b;
+    outputs o;
+    epo_stats stats = {.size = sizeof stats};
+    tools_open(&t, rank);
+    layer_open(&t, &a, true);
+    layer_open(&t, &b, true);
+    backward(&t, &a, 0, forward(&t, &a, 0, &o), &o);
+    EXPECT(rank, a.ready == 0);
+    EXPECT(rank, t.e->layer_wgrad_flush(b.layer, NULL) == EPO_OK);
+    EXPECT(rank, a.ready == 0); /* another layer's flush is none of its business */
+    EXPECT(rank, t.e->layer_wgrad_flush(a.layer, NULL) == EPO_OK);
+    EXPECT(rank, a.ready == 1 && a.last == 0);
+    EXPECT(rank, t.e->group_stats(t.group, &stats, 0) == EPO_OK);
+    EXPECT(rank, stats.wgrad_hidden == 0);
+    /* Another layer's passes run what waits: some pass sees it done. */
+    backward(&t, &a, 0, forward(&t, &a, 0, &o), &o);
+    for (int i = 0; i < 1000 && a.ready == 1; i++)
+        t.e->saved_release(forward(&t, &b, 1, &o));
+    EXPECT(rank, a.ready == 2 && a.last == 1);
+    EXPECT(rank, t.e->group_stats(t.group, &stats, 0) == EPO_OK);
+    uint64_t real = 0, count[E / R];
+    EXPECT(rank, t.e->plan_experts(t.plan[0], NULL, count) == EPO_OK);
+    for (int e = 0; e < E / R; e++)
+        real += count[e] > 0 ? 2 : 0;
+    EXPECT(rank, stats.wgrad_delayed == 2 * real && stats.wgrad_hidden == real);
+    /* Destroying a layer runs what it still owes. */
+    backward(&t, &a, 0, forward(&t, &a, 0, &o), &o);
+    EXPECT(rank, t.e->layer_destroy(a.layer) == EPO_OK);
+    EXPECT(rank, a.ready == 3 && a.last == 2);
+    free(a.dw1);
+    free(a.dw2);
+    layer_close(&t, &b);
+    tools_close(&t);
+}
+
+/* A limit of one byte: nothing waits longer than its own call. */
+static void limit_rank(moe_rank *rank) {
+    tools t;
+    layer_tools a;
+    outputs o;
+    tools_open(&t, rank);
+    layer_open(&t, &a, true);
+    for (int i = 1; i <= 3; i++) {
+        backward(&t, &a, 0, forward(&t, &a, 0, &o), &o);
+        EXPECT(rank, a.ready == i);
+    }
+    layer_close(&t, &a);
+    tools_close(&t);
+}
+
+static void delayed_runs_later_once(void) {
+    for (int d = EPO_DISPATCH_ALLTOALL; d <= EPO_DISPATCH_FLEX; d++) {
+        setting s;
+        fill_setting(&s, (epo_dispatcher)d, 1, 1);
+        CU_ASSERT_EQUAL(moe_ranks(R, 30.0, delayed_rank, &s), 0);
+        s.how.wgrad_limit = 1;
+        CU_ASSERT_EQUAL(moe_ranks(R, 30.0, limit_rank, &s), 0);
+        moe_case_free(&s.c);
+    }
+}
+
+/* ---- figures -------------------------------------------------------------------- */
+
+/* Rows that cross ranks, counted from the routing. */
+static uint64_t remote_rows(const setting *s, int b, int rank) {
+    const case_batch *in = &s->c.batch[b][rank];
+    uint64_t slots = 0, tokens = 0;
+    for (int t = 0; t < in->tokens; t++) {
+        bool to[R] = {false};
+        for (int k = 0; k < K; k++) {
+            int64_t e = in->experts[t * K + k];
+            if (e < 0 || e / (E / R) == rank)
+                continue;
+            slots++;
+            tokens += !to[e / (E / R)];
+            to[e / (E / R)] = true;
+        }
+    }
+    return s->how.dispatcher == EPO_DISPATCH_FLEX ? tokens : slots;
+}
+
+static void figures_rank(moe_rank *rank) {
+    tools t;
+    layer_tools a;
+    outputs o;
+    epo_stats stats = {.size = sizeof stats}, later = {.size = sizeof later};
+    tools_open(&t, rank);
+    layer_open(&t, &a, true);
+    backward(&t, &a, 0, forward(&t, &a, 0, &o), &o);
+    EXPECT(rank, t.e->group_wgrad_flush(t.group, NULL) == EPO_OK);
+    EXPECT(rank, t.e->group_stats(t.group, &stats, 1) == EPO_OK);
+    EXPECT(rank, stats.forward_calls == 1 && stats.backward_calls == 1 && stats.call_s > 0);
+    EXPECT(rank, stats.dispatch_bytes == 2 * remote_rows(t.s, 0, rank->rank) * H * sizeof(float));
+    EXPECT(rank, stats.control_bytes > 0 && stats.local_bytes > 0);
+    /* The same sizes again: not a byte more. */
+    for (int i = 0; i < 5; i++) {
+        backward(&t, &a, 0, forward(&t, &a, 0, &o), &o);
+        EXPECT(rank, t.e->group_wgrad_flush(t.group, NULL) == EPO_OK);
+    }
+    EXPECT(rank, t.e->group_stats(t.group, &later, 0) == EPO_OK);
+    EXPECT(rank, later.forward_calls == 5);
+    EXPECT(rank, later.memory_peak == stats.memory_peak);
+    layer_close(&t, &a);
+    tools_close(&t);
+}
+
+static void figures(void) { in_every_setting(figures_rank); }
+
+static void recording_rank(moe_rank *rank) {
+    tools t;
+    layer_tools a;
+    outputs o;
+    const epo_interval *intervals = NULL;
+    uint64_t count = 0, dropped = 9;
+    tools_open(&t, rank);
+    layer_open(&t, &a, true);
+    EXPECT(rank, t.e->record_start(t.group, 10000) == EPO_OK);
+    for (int i = 0; i < 5; i++)
+        backward(&t, &a, 0, forward(&t, &a, 0, &o), &o);
+    EXPECT(rank, t.e->group_wgrad_flush(t.group, NULL) == EPO_OK);
+    EXPECT(rank, t.e->record_stop(t.group, &intervals, &count, &dropped) == EPO_OK);
+    int dispatches = 0, combines = 0, wgrads = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        EXPECT(rank, intervals[i].start_ns <= intervals[i].end_ns);
+        dispatches += strcmp(intervals[i].name, "dispatch") == 0;
+        combines += strcmp(intervals[i].name, "combine") == 0;
+        wgrads += strncmp(intervals[i].name, "wgrad", 5) == 0;
+    }
+    int chunks = t.s->how.overlap ? t.s->how.chunks : 1;
+    EXPECT(rank, dropped == 0 && dispatches == 10 * chunks && combines == 10 * chunks);
+    EXPECT(rank, wgrads > 0);
+    layer_close(&t, &a);
+    tools_close(&t);
+}
+
+static void recording(void) { in_every_setting(recording_rank); }
+
+static void query_rank(moe_rank *rank) {
+    tools t;
+    tools_open(&t, rank);
+    epo_group_info info = {.size = sizeof info};
+    EXPECT(rank, t.e->group_query(t.group, &info) == EPO_OK);
+    EXPECT(rank, info.rank == rank->rank && info.ranks == R && info.chunks == 2);
+    EXPECT(rank, info.overlap == t.s->how.overlap && info.delay_wgrad == t.s->how.delay);
+    EXPECT(rank, info.dispatcher == t.s->how.dispatcher);
+    EXPECT(rank, strcmp(info.reason, "a test") == 0 && strcmp(info.engine, "host") == 0);
+    uint64_t bytes = 0;
+    epo_stats before = {.size = sizeof before}, after = {.size = sizeof after};
+    epo_buffer_config config = EPO_BUFFER_CONFIG_INIT;
+    config.experts = E;
+    config.hidden = 512;
+    config.top_k = K;
+    config.max_tokens = 100;
+    epo_buffer *buffer = NULL;
+    EXPECT(rank, t.e->buffer_bytes(t.group, &config, &bytes) == EPO_OK);
+    EXPECT(rank, t.e->group_stats(t.group, &before, 0) == EPO_OK);
+    EXPECT(rank, t.e->buffer_create(t.group, &config, &buffer) == EPO_OK);
+    EXPECT(rank, t.e->group_stats(t.group, &after, 0) == EPO_OK);
+    uint64_t took = after.memory_bytes - before.memory_bytes;
+    EXPECT(rank, took >= bytes && took < bytes + 65536); /* whole pages */
+    EXPECT(rank, t.e->buffer_destroy(buffer) == EPO_OK);
+    float sum[2] = {(float)rank->rank, 1.0F};
+    EXPECT(rank, t.e->group_barrier(t.group) == EPO_OK);
+    EXPECT(rank, t.e->group_allreduce(t.group, sum, 2, NULL) == EPO_OK);
+    EXPECT(rank, sum[0] == 3.0F && sum[1] == 3.0F);
+    EXPECT(rank, t.e->group_async_error(t.group) == EPO_OK);
+    tools_close(&t);
+}
+
+static void query(void) { in_every_setting(query_rank); }
+
+int main(void) {
+    const CU_TestInfo tests[] = {
+        {"dispatch and combine for a caller's own experts", own_experts},
+        {"two layers share a buffer", shared_buffer},
+        {"a plan is used again; inference; a plan outlives its reference", plan_again},
+        {"no weight gradients, no callback", without_gradients},
+        {"two groups at once", two_groups},
+        {"delayed weight gradients run later, once", delayed_runs_later_once},
+        {"figures", figures},
+        {"a recording holds every chunk", recording},
+        {"what a group tells", query},
+        CU_TEST_INFO_NULL,
+    };
+    return unit_run("moe api", tests);
+}
