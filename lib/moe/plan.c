@@ -82,6 +82,13 @@ static epo_status say(const epo_buffer *b, epo_status status, const char *format
     return epo_fail(status, "rank %d: %s", b->group->rank, text);
 }
 
+/* The line that is there, with the rank's number in front. */
+static epo_status say_again(const epo_buffer *b, epo_status status) {
+    char text[EPO_ERROR_MAX];
+    snprintf(text, sizeof text, "%s", epo_fail_text());
+    return say(b, status, "%s", text);
+}
+
 static epo_status check_routing(const epo_buffer *b, const epo_routing *r) {
     if (r->tokens < 0 || r->tokens > b->max_tokens)
         return say(b, EPO_E_ARG, "tokens: found %d, allowed 0..%d (the buffer's max_tokens)",
@@ -190,21 +197,29 @@ out:
     return status;
 }
 
+static record_head head_of(const epo_buffer *b, const making_arrays *a, int rank) {
+    record_head head;
+    memcpy(&head, a->records + (uint64_t)rank * b->counts_bytes, sizeof head);
+    head.text[sizeof head.text - 1] = '\0';
+    return head;
+}
+
 /* The same verdict on every rank: the lowest rank's error, then K, then rows. */
 static epo_status judge(const epo_buffer *b, const epo_route_shape *s, making_arrays *a) {
+    int k = head_of(b, a, 0).top_k;
     for (int r = 0; r < s->ranks; r++) {
-        const char *record = a->records + (uint64_t)r * b->counts_bytes;
-        const uint32_t *rows = (const uint32_t *)(const void *)(record + sizeof(record_head));
-        record_head head;
-        memcpy(&head, record, sizeof head);
-        head.text[sizeof head.text - 1] = '\0';
+        record_head head = head_of(b, a, r);
         if (head.status != EPO_OK)
             return epo_fail((epo_status)head.status, "%s", head.text);
-        if (head.top_k != s->top_k)
+    }
+    for (int r = 0; r < s->ranks; r++) {
+        if (head_of(b, a, r).top_k != k)
             return epo_fail(EPO_E_PEER,
-                            "plan: top_k is %d on rank %d and %d on rank %d; give all "
-                            "ranks the same",
-                            s->top_k, b->group->rank, head.top_k, r);
+                            "plan: top_k is %d on rank 0 and %d on rank %d; give all ranks the "
+                            "same",
+                            k, head_of(b, a, r).top_k, r);
+        const char *record = a->records + (uint64_t)r * b->counts_bytes;
+        const uint32_t *rows = (const uint32_t *)(const void *)(record + sizeof(record_head));
         memcpy(a->counts + (size_t)r * (size_t)s->experts, rows, (size_t)s->experts * sizeof *rows);
         memcpy(a->rank_rows + (size_t)r * (size_t)s->ranks, rows + s->experts,
                (size_t)s->ranks * sizeof *rows);
@@ -351,7 +366,9 @@ epo_status moe_plan_create(epo_buffer *buffer, const epo_routing *routing, epo_s
         return status;
     epo_routing r = EPO_ROUTING_INIT;
     epo_status wrong = moe_input(&r, sizeof r, routing, sizeof r, "epo_routing");
-    if (wrong == EPO_OK)
+    if (wrong != EPO_OK)
+        wrong = say_again(buffer, wrong);
+    else
         wrong = check_routing(buffer, &r);
     if (wrong == EPO_OK) {
         status = g->ops->stream_enter(g->be, g->compute, stream);

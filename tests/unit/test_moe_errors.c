@@ -1,0 +1,394 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What is refused, in which words, and that nobody waits: an error of one rank in
+ * a collective call reaches all of them, and the group lives on where it can.
+ */
+#include "moe_ranks.h"
+#include "unit.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { R = 3, E = 6, H = 4, F = 4, K = 2, T = 5 };
+
+static const moe_how overlapped = {.dispatcher = EPO_DISPATCH_FLEX, .overlap = 1, .chunks = 2};
+
+#define REFUSED(c, call, status, text)                                                             \
+    do {                                                                                           \
+        EXPECT(c, (call) == (status));                                                             \
+        EXPECT(c, strstr((c)->engine->error(), text) != NULL);                                     \
+    } while (0)
+
+static epo_buffer_config buffer_config(void) {
+    epo_buffer_config config = EPO_BUFFER_CONFIG_INIT;
+    config.experts = E;
+    config.hidden = H;
+    config.top_k = K;
+    config.max_tokens = T;
+    config.align_rows = 1;
+    return config;
+}
+
+static epo_buffer *make_buffer(moe_rank *c, epo_group *group, const epo_buffer_config *config) {
+    epo_buffer *buffer = NULL;
+    EXPECT(c, c->engine->buffer_create(group, config, &buffer) == EPO_OK);
+    return buffer;
+}
+
+static float weights[E * 2 * F * H];
+
+static epo_layer_config layer_config(void) {
+    epo_layer_config config = EPO_LAYER_CONFIG_INIT;
+    config.experts = E;
+    config.hidden = H;
+    config.ffn = F;
+    config.w1 = config.w2 = weights;
+    return config;
+}
+
+/* T tokens, each to experts 0 and 1. */
+typedef struct routing {
+    int64_t experts[T * K];
+    epo_routing r;
+} routing;
+
+static void fill_routing(routing *r) {
+    r->r = (epo_routing)EPO_ROUTING_INIT;
+    r->r.tokens = T;
+    r->r.top_k = K;
+    r->r.experts = r->experts;
+    for (int i = 0; i < T * K; i++)
+        r->experts[i] = i % K;
+}
+
+static void over(moe_rank *c, epo_group *group, epo_buffer *buffer) {
+    EXPECT(c, c->engine->buffer_destroy(buffer) == EPO_OK);
+    EXPECT(c, c->engine->group_destroy(group) == EPO_OK);
+}
+
+/* ---- one rank's arguments ---------------------------------------------------- */
+
+static void arguments_rank(moe_rank *c) {
+    const epo_engine *e = c->engine;
+    epo_group *group = moe_rank_group(c, &overlapped);
+    epo_buffer_config b = buffer_config();
+    epo_buffer *buffer = NULL;
+    uint64_t bytes = 0;
+    b.experts = 7;
+    REFUSED(c, e->buffer_bytes(group, &b, &bytes), EPO_E_ARG,
+            "found 7, which 3 ranks cannot share");
+    REFUSED(c, e->buffer_create(group, &b, &buffer), EPO_E_ARG,
+            "found 7, which 3 ranks cannot share");
+    b = buffer_config();
+    b.top_k = 33;
+    REFUSED(c, e->buffer_bytes(group, &b, &bytes), EPO_E_ARG, "top_k: found 33, allowed 1..32");
+    b = buffer_config();
+    b.max_tokens = INT32_MAX;
+    REFUSED(c, e->buffer_bytes(group, &b, &bytes), EPO_E_ARG, "lower max_tokens");
+    b = buffer_config();
+    b.type = (epo_dtype)9;
+    REFUSED(c, e->buffer_bytes(group, &b, &bytes), EPO_E_ARG, "type: found 9");
+    REFUSED(c, e->buffer_bytes(group, NULL, &bytes), EPO_E_ARG, "epo_buffer_config is NULL");
+    REFUSED(c, e->buffer_bytes(NULL, &b, &bytes), EPO_E_ARG, "NULL");
+    EXPECT(c, bytes == 0 && buffer == NULL);
+
+    epo_layer_config l = layer_config();
+    epo_layer *layer = NULL;
+    l.experts = 8;
+    REFUSED(c, e->layer_create(group, &l, &layer), EPO_E_ARG,
+            "found 8, which 3 ranks cannot share");
+    l = layer_config();
+    l.w2 = NULL;
+    REFUSED(c, e->layer_create(group, &l, &layer), EPO_E_ARG, "w1 is given, w2 is NULL");
+    l = layer_config();
+    l.dw1 = weights;
+    REFUSED(c, e->layer_create(group, &l, &layer), EPO_E_ARG, "dw1 is given, dw2 is NULL");
+    l.dw2 = weights;
+    l.wgrad_type = EPO_BF16;
+    REFUSED(c, e->layer_create(group, &l, &layer), EPO_E_ARG, "wgrad_type: found 1");
+    l = layer_config();
+    l.ffn = 0;
+    REFUSED(c, e->layer_create(group, &l, &layer), EPO_E_ARG, "ffn: found 0, allowed 1..");
+    EXPECT(c, layer == NULL);
+
+    REFUSED(c, e->group_allreduce(group, NULL, 1, NULL), EPO_E_ARG, "NULL");
+    REFUSED(c, e->plan_create(NULL, NULL, NULL, NULL), EPO_E_ARG, "NULL");
+    REFUSED(c, e->forward(NULL, NULL, NULL, NULL, NULL, NULL), EPO_E_ARG, "NULL");
+    REFUSED(c, e->backward(NULL, NULL, NULL, NULL, NULL, NULL), EPO_E_ARG, "saved is NULL");
+    REFUSED(c, e->dispatch(NULL, NULL, NULL, NULL, NULL), EPO_E_ARG, "plan is NULL");
+    REFUSED(c, e->combine(NULL, NULL, NULL, NULL, NULL, NULL), EPO_E_ARG, "plan is NULL");
+    EXPECT(c, e->buffer_destroy(NULL) == EPO_OK && e->layer_destroy(NULL) == EPO_OK);
+    EXPECT(c, e->group_destroy(NULL) == EPO_OK);
+    e->plan_release(NULL);
+    e->plan_retain(NULL);
+    e->saved_release(NULL);
+    EXPECT(c, e->group_destroy(group) == EPO_OK);
+}
+
+static void arguments(void) { CU_ASSERT_EQUAL(moe_ranks(R, 20.0, arguments_rank, NULL), 0); }
+
+static void versions_rank(moe_rank *c) {
+    const epo_engine *e = c->engine;
+    epo_group *group = moe_rank_group(c, &overlapped);
+    uint64_t bytes = 0, again = 0;
+    struct {
+        epo_buffer_config config;
+        uint64_t unknown;
+    } newer = {buffer_config(), 0};
+    newer.config.align_rows = 0;
+    EXPECT(c, e->buffer_bytes(group, &newer.config, &bytes) == EPO_OK);
+    newer.config.size = sizeof newer;
+    EXPECT(c, e->buffer_bytes(group, &newer.config, &again) == EPO_OK);
+    EXPECT(c, bytes == again);
+    newer.unknown = 1;
+    REFUSED(c, e->buffer_bytes(group, &newer.config, &again), EPO_E_VERSION, "newer header");
+    /* An older header knew nothing behind `type`. */
+    newer.config.size = offsetof(epo_buffer_config, dispatcher);
+    newer.config.align_rows = 77;
+    EXPECT(c, e->buffer_bytes(group, &newer.config, &again) == EPO_OK);
+    EXPECT(c, bytes == again);
+    newer.config.size = 0;
+    REFUSED(c, e->buffer_bytes(group, &newer.config, &again), EPO_E_VERSION, "found 0");
+    epo_stats stats;
+    memset(&stats, 0x55, sizeof stats);
+    stats.size = offsetof(epo_stats, combine_bytes);
+    EXPECT(c, e->group_stats(group, &stats, 0) == EPO_OK);
+    EXPECT(c, stats.dispatch_bytes == 0 && stats.combine_bytes == UINT64_C(0x5555555555555555));
+    EXPECT(c, stats.size == offsetof(epo_stats, combine_bytes));
+    stats.size = 0;
+    REFUSED(c, e->group_stats(group, &stats, 0), EPO_E_VERSION, "sizeof(epo_stats)");
+    EXPECT(c, e->group_destroy(group) == EPO_OK);
+}
+
+static void versions(void) {
+    CU_ASSERT_EQUAL(moe_ranks(1, 20.0, versions_rank, NULL), 0);
+    CU_ASSERT_PTR_NULL(epo_engine_entry(EPO_ENGINE_ABI + 1));
+}
+
+static void group_config_rank(moe_rank *c) {
+    epo_group *group = NULL;
+    epo_group_config config = EPO_GROUP_CONFIG_INIT;
+    config.rank = c->rank;
+    config.ranks = c->ranks;
+    config.threads = c->world;
+    config.overlap = EPO_OFF;
+    config.dispatcher = EPO_DISPATCH_ALLTOALL;
+    config.delay_wgrad = EPO_ON;
+    epo_engine_group g = {sizeof g, config, NULL};
+    REFUSED(c, c->engine->group_create(&g, &group), EPO_E_ARG,
+            "delayed weight gradients need overlap");
+    g.config.delay_wgrad = EPO_OFF;
+    g.config.timeout_s = NAN;
+    REFUSED(c, c->engine->group_create(&g, &group), EPO_E_ARG, "timeout_s");
+    g.config.timeout_s = 20;
+    g.config.dispatcher = (epo_dispatcher)5;
+    REFUSED(c, c->engine->group_create(&g, &group), EPO_E_ARG, "dispatcher: found 5, allowed 0..1");
+    g.config.dispatcher = EPO_DISPATCH_ALLTOALL;
+    g.size--;
+    REFUSED(c, c->engine->group_create(&g, &group), EPO_E_VERSION, "matching parts");
+    g.size++;
+    g.config.chunks = c->rank == 1 ? 2 : 3;
+    EXPECT(c, c->engine->group_create(&g, &group) == EPO_E_PEER);
+    EXPECT(c, group == NULL);
+}
+
+static void group_config(void) { CU_ASSERT_EQUAL(moe_ranks(2, 20.0, group_config_rank, NULL), 0); }
+
+/* ---- one rank's error is all ranks' error ------------------------------------- */
+
+/* What one rank does wrong in epo_plan_create, and what all of them are told. */
+typedef struct plan_case {
+    int rank;
+    void (*spoil)(routing *r);
+    epo_status status;
+    const char *text;
+    uint64_t max_rows;
+} plan_case;
+
+static void spoil_index(routing *r) { r->experts[3 * K + 1] = 6; }
+static void spoil_negative(routing *r) { r->experts[0] = -2; }
+static void spoil_tokens(routing *r) { r->r.tokens = T + 1; }
+static void spoil_null(routing *r) { r->r.experts = NULL; }
+static void spoil_top_k(routing *r) { r->r.top_k = K + 1; }
+static void spoil_less_k(routing *r) { r->r.top_k = K - 1; }
+static void spoil_size(routing *r) { r->r.size = 1; }
+static void spoil_nothing(routing *r) { (void)r; }
+
+static void plan_error_rank(moe_rank *c) {
+    const plan_case *p = c->arg;
+    const epo_engine *e = c->engine;
+    for (int d = EPO_DISPATCH_ALLTOALL; d <= EPO_DISPATCH_FLEX; d++) {
+        moe_how how = overlapped;
+        how.dispatcher = (epo_dispatcher)d;
+        epo_group *group = moe_rank_group(c, &how);
+        epo_buffer_config config = buffer_config();
+        config.max_rows = p->max_rows;
+        epo_buffer *buffer = make_buffer(c, group, &config);
+        epo_plan *plan = NULL;
+        routing r;
+        for (int i = 0; i < 3; i++) {
+            fill_routing(&r);
+            if (c->rank == p->rank)
+                p->spoil(&r);
+            REFUSED(c, e->plan_create(buffer, &r.r, NULL, &plan), p->status, p->text);
+            EXPECT(c, plan == NULL);
+        }
+        /* The group lives on. */
+        fill_routing(&r);
+        r.r.tokens = 1;
+        float x[T * H] = {1}, y[T * H];
+        EXPECT(c, e->plan_create(buffer, &r.r, NULL, &plan) == EPO_OK);
+        epo_layer_config l = layer_config();
+        epo_layer *layer = NULL;
+        EXPECT(c, e->layer_create(group, &l, &layer) == EPO_OK);
+        EXPECT(c, e->forward(layer, plan, x, y, NULL, NULL) == EPO_OK);
+        e->plan_release(plan);
+        EXPECT(c, e->layer_destroy(layer) == EPO_OK);
+        over(c, group, buffer);
+    }
+}
+
+static void plan_errors_reach_all(void) {
+    const plan_case cases[] = {
+        {2, spoil_index, EPO_E_INDEX, "rank 2: experts[3][1] = 6, allowed -1..5", 0},
+        {0, spoil_negative, EPO_E_INDEX, "rank 0: experts[0][0] = -2, allowed -1..5", 0},
+        {1, spoil_tokens, EPO_E_ARG, "rank 1: tokens: found 6, allowed 0..5", 0},
+        {1, spoil_null, EPO_E_ARG, "rank 1: experts is NULL and tokens is 5", 0},
+        {0, spoil_top_k, EPO_E_ARG, "rank 0: top_k: found 3, allowed 1..2", 0},
+        {1, spoil_less_k, EPO_E_PEER, "top_k is 2 on rank 0 and 1 on rank 1", 0},
+        {2, spoil_size, EPO_E_VERSION, "rank 2: epo_routing.size: found 1", 0},
+        {0, spoil_nothing, EPO_E_OVERFLOW, "rank 0 needs 30 rows, the buffer has 7", 7},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        plan_case p = cases[i];
+        CU_ASSERT_EQUAL(moe_ranks(R, 20.0, plan_error_rank, &p), 0);
+    }
+}
+
+static void buffer_error_rank(moe_rank *c) {
+    epo_group *group = moe_rank_group(c, &overlapped);
+    epo_buffer_config config = buffer_config();
+    epo_buffer *buffer = NULL;
+    if (c->rank == 1)
+        config.hidden = 0;
+    REFUSED(c, c->engine->buffer_create(group, &config, &buffer), EPO_E_ARG,
+            c->rank == 1 ? "hidden: found 0" : "rank 1 refused its arguments");
+    config = buffer_config();
+    if (c->rank == 2)
+        config.hidden = 2 * H;
+    REFUSED(c, c->engine->buffer_create(group, &config, &buffer), EPO_E_PEER,
+            "hidden is 4 on rank 0 and 8 on rank 2");
+    EXPECT(c, buffer == NULL);
+    config = buffer_config();
+    over(c, group, make_buffer(c, group, &config));
+}
+
+static void buffer_errors_reach_all(void) {
+    CU_ASSERT_EQUAL(moe_ranks(R, 20.0, buffer_error_rank, NULL), 0);
+}
+
+/* ---- states --------------------------------------------------------------------- */
+
+static void states_rank(moe_rank *c) {
+    const epo_engine *e = c->engine;
+    epo_group *group = moe_rank_group(c, &overlapped);
+    epo_buffer_config config = buffer_config(), wide = buffer_config();
+    wide.hidden = 2 * H;
+    epo_buffer *buffer = make_buffer(c, group, &config), *other = make_buffer(c, group, &wide);
+    epo_layer_config l = layer_config();
+    epo_layer *layer = NULL, *second = NULL;
+    EXPECT(c, e->layer_create(group, &l, &layer) == EPO_OK);
+    EXPECT(c, e->layer_create(group, &l, &second) == EPO_OK);
+    routing r;
+    fill_routing(&r);
+    epo_plan *plan = NULL, *unfit = NULL;
+    epo_saved *saved = NULL;
+    float x[T * H] = {1}, y[T * H], dx[T * H];
+    EXPECT(c, e->plan_create(buffer, &r.r, NULL, &plan) == EPO_OK);
+    EXPECT(c, e->plan_create(other, &r.r, NULL, &unfit) == EPO_OK);
+    REFUSED(c, e->forward(layer, unfit, x, y, &saved, NULL), EPO_E_ARG,
+            "the layer has 6 experts, hidden 4, type 0; the plan's buffer has 6, 8, 0");
+    REFUSED(c, e->forward(layer, plan, NULL, y, &saved, NULL), EPO_E_ARG, "x is NULL");
+    REFUSED(c, e->dispatch(plan, NULL, y, NULL, NULL), EPO_E_ARG, "x is NULL");
+    EXPECT(c, saved == NULL);
+    EXPECT(c, e->forward(layer, plan, x, y, &saved, NULL) == EPO_OK);
+    REFUSED(c, e->group_destroy(group), EPO_E_STATE, "2 buffers, 2 layers and 1 saved");
+    REFUSED(c, e->layer_destroy(layer), EPO_E_STATE, "1 saved passes");
+    REFUSED(c, e->buffer_destroy(buffer), EPO_E_STATE, "1 plans");
+    EXPECT(c, e->backward(layer, saved, x, dx, NULL, NULL) == EPO_OK);
+    REFUSED(c, e->backward(layer, saved, x, dx, NULL, NULL), EPO_E_STATE, "saved was used before");
+    e->saved_release(saved);
+    EXPECT(c, e->forward(layer, plan, x, y, &saved, NULL) == EPO_OK);
+    REFUSED(c, e->backward(second, saved, x, dx, NULL, NULL), EPO_E_ARG, "another layer's forward");
+    REFUSED(c, e->backward(layer, saved, x, dx, NULL, NULL), EPO_E_STATE, "saved was used before");
+    e->plan_release(plan);
+    e->plan_release(unfit);
+    EXPECT(c, e->layer_destroy(layer) == EPO_OK && e->layer_destroy(second) == EPO_OK);
+    EXPECT(c, e->buffer_destroy(other) == EPO_OK);
+    over(c, group, buffer);
+}
+
+static void states(void) { CU_ASSERT_EQUAL(moe_ranks(R, 20.0, states_rank, NULL), 0); }
+
+/* ---- a rank that does not come ----------------------------------------------------- */
+
+/* Rank 1 leaves after the plan; the others are told, at once or within the limit,
+ * and every later call says the same. */
+static void absent_rank(moe_rank *c) {
+    const epo_engine *e = c->engine;
+    const moe_how *how = c->arg;
+    epo_group *group = moe_rank_group(c, how);
+    epo_buffer_config config = buffer_config();
+    epo_buffer *buffer = make_buffer(c, group, &config);
+    epo_layer_config l = layer_config();
+    epo_layer *layer = NULL;
+    EXPECT(c, e->layer_create(group, &l, &layer) == EPO_OK);
+    routing r;
+    fill_routing(&r);
+    epo_plan *plan = NULL;
+    float x[T * H] = {1}, y[T * H];
+    EXPECT(c, e->plan_create(buffer, &r.r, NULL, &plan) == EPO_OK);
+    if (c->rank != 1) {
+        epo_status status = e->forward(layer, plan, x, y, NULL, NULL);
+        EXPECT(c, status == EPO_E_TIMEOUT || status == EPO_E_PEER);
+        EXPECT(c, strstr(e->error(), "rank 1") != NULL);
+        EXPECT(c, e->forward(layer, plan, x, y, NULL, NULL) == status);
+        EXPECT(c, e->group_async_error(group) == status);
+        EXPECT(c, e->group_barrier(group) == status);
+        epo_plan *none = NULL;
+        EXPECT(c, e->plan_create(buffer, &r.r, NULL, &none) == status && none == NULL);
+    } else {
+        /* Learns of it, too. */
+        EXPECT(c, e->group_barrier(group) != EPO_OK);
+    }
+    e->plan_release(plan);
+    EXPECT(c, e->layer_destroy(layer) == EPO_OK);
+    e->buffer_destroy(buffer);
+    EXPECT(c, e->group_destroy(group) == EPO_OK);
+}
+
+static void absent_rank_is_named(void) {
+    for (int d = EPO_DISPATCH_ALLTOALL; d <= EPO_DISPATCH_FLEX; d++)
+        for (int overlap = 0; overlap < 2; overlap++) {
+            moe_how how = overlapped;
+            how.dispatcher = (epo_dispatcher)d;
+            how.overlap = overlap;
+            how.delay = overlap;
+            CU_ASSERT_EQUAL(moe_ranks(R, 0.5, absent_rank, &how), 0);
+        }
+}
+
+int main(void) {
+    const CU_TestInfo tests[] = {
+        {"arguments out of range", arguments},
+        {"structs of other headers", versions},
+        {"a group's configuration", group_config},
+        {"one rank's wrong routing is refused on all", plan_errors_reach_all},
+        {"one rank's wrong buffer is refused on all", buffer_errors_reach_all},
+        {"calls that do not fit the state", states},
+        {"a rank that does not come is named", absent_rank_is_named},
+        CU_TEST_INFO_NULL,
+    };
+    return unit_run("moe errors", tests);
+}
