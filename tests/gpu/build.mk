@@ -21,7 +21,7 @@ LIBS := -L$(CUDA)/lib64 -lcudart_static -lpthread -ldl -lrt -lm
 C_FILES := $(wildcard lib/core/*.c lib/backend/*.c lib/backend/cuda/*.c lib/backend/cuda/gemm/*.c lib/moe/*.c)
 CU_FILES := $(wildcard lib/backend/cuda/*.cu lib/backend/cuda/gemm/*.cu)
 OBJECTS := $(C_FILES:%.c=$(O)/%.o) $(CU_FILES:%.cu=$(O)/%.cu.o)
-PROGRAMS := units layer
+PROGRAMS := units layer bench
 HEADERS := $(wildcard lib/*/*.h lib/backend/*/*.h lib/backend/cuda/gemm/*.h lib/backend/cuda/gemm/*.cuh tests/gpu/*.h)
 
 all: $(PROGRAMS:%=$(O)/%) $(O)/engine_cuda.so
