@@ -11,11 +11,17 @@
 #define EPO_IN_DELAY_WGRAD "SLURM_EP_DELAY_WGRAD"
 
 /* Outputs: what the plugin tells the task.  Never read as an input by the plugin. */
-#define EPO_OUT_DECISION "EP_OVERLAP_DECISION"       /* on | off */
-#define EPO_OUT_REASON "EP_OVERLAP_REASON"           /* one line */
-#define EPO_OUT_DISPATCHER "EP_OVERLAP_DISPATCHER"   /* alltoall | flex */
+#define EPO_OUT_DECISION "EP_OVERLAP_DECISION"     /* on | off */
+#define EPO_OUT_REASON "EP_OVERLAP_REASON"         /* one line */
+#define EPO_OUT_DISPATCHER "EP_OVERLAP_DISPATCHER" /* alltoall | flex */
+#define EPO_OUT_FLEX_BACKEND                                                                       \
+    "EP_OVERLAP_FLEX_BACKEND"                        /* deepep | hybridep | ncclep, if asked for */
 #define EPO_OUT_DELAY_WGRAD "EP_OVERLAP_DELAY_WGRAD" /* 0 | 1 */
 #define EPO_OUT_SET "EP_OVERLAP_SET"                 /* what was set and what stood there before */
+
+/* From srun's plugin to the nodes' plugin: the step's decision.  Named SLURM_ so
+ * that --export=NONE lets it pass; removed before the task starts. */
+#define EPO_STEP_RECORD "SLURM_EP_OVERLAP_STEP"
 
 /* The user's own knobs of the library, not touched by the plugin. */
 #define EPO_ENV_CHUNKS "EP_OVERLAP_CHUNKS"             /* expert groups per pass */
