@@ -21,6 +21,11 @@ AC_DEFUN([EPO_SLURM], [
     AS_IF([test "$have_slurm" = no && test "x$with_slurm" != xcheck],
       [AC_MSG_ERROR([slurm/spank.h was not found; Debian and Ubuntu: libslurm-dev, RPM: slurm-devel, or --without-slurm])])
   ])
+  dnl ends a step that a node refuses; beside the headers' prefix, else on PATH
+  AC_ARG_VAR([SCANCEL], [absolute path of Slurm's scancel on the nodes])
+  epo_slurm_path=/usr/bin:/usr/local/bin:/opt/slurm/bin:$PATH
+  AS_CASE([$with_slurm], [no|yes|check], [], [epo_slurm_path=$with_slurm/bin:$epo_slurm_path])
+  AC_PATH_PROG([SCANCEL], [scancel], [/usr/bin/scancel], [$epo_slurm_path])
   AC_SUBST([SLURM_CPPFLAGS])
   AC_SUBST([SLURM_PLUGIN_DIR])
   AM_CONDITIONAL([HAVE_SLURM], [test "$have_slurm" = yes])

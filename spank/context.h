@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * context.h - the plugin's one context.
+ */
+#ifndef EPO_SPANK_CONTEXT_H
+#define EPO_SPANK_CONTEXT_H
+
+#include "wrap_spank.h"
+
+#include "core/config.h"
+#include "core/policy.h"
+#include "core/trust.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#define EP_GROUPS_MAX 1024
+
+/* What srun, sbatch and salloc register, in this order. */
+enum ep_flag {
+    EP_FLAG_OVERLAP,
+    EP_FLAG_DISPATCHER,
+    EP_FLAG_DELAY,
+    EP_FLAG_NO_DELAY,
+    EP_FLAG_COUNT
+};
+
+/* Shared by the tasks of one step on one node: made before they are forked. */
+struct ep_shared {
+    pthread_mutex_t lock; /* robust, between processes */
+    bool checked;         /* the first task has looked at this node */
+    bool refused;         /* and what it said */
+};
+
+struct ep_plugin {
+    const struct wrap_spank *api;
+    spank_context_t where;
+    /* Configuration. */
+    const char *config_path;
+    bool config_required; /* named in plugstack.conf */
+    struct epo_trust trust;
+    struct epo_config *config; /* NULL: broken, config_error says why */
+    char config_error[EPO_ERROR_MAX];
+    /* Wishes. */
+    bool flag_seen[EP_FLAG_COUNT];
+    int command[EPO_OPT_COUNT], inherited[EPO_OPT_COUNT];
+    /* The step, on a node. */
+    uint32_t job, step;
+    bool srun_step; /* one of srun's own steps */
+    struct epo_decision decision;
+    char refusal[EPO_ERROR_MAX]; /* not empty: the step is refused in task_init */
+    struct ep_shared *shared;    /* NULL: every task stands for itself */
+};
+
+/* options.c: registers the options; `callback` belongs to the caller, because
+ * SPANK's callbacks carry no context. */
+int ep_options_register(struct ep_plugin *plugin, spank_t spank, spank_opt_cb_f callback);
+/* What the callback calls: 0, or -1 after one line for a value that is not allowed. */
+int ep_option_take(struct ep_plugin *plugin, int flag, const char *argument);
+/* Of --delay-wgrad and --no-delay-wgrad hands only the last one on to the job. */
+void ep_options_hand_on(struct ep_plugin *plugin, spank_t spank);
+
+/* settings.c: plugstack.conf's arguments; the configuration; the environment. */
+int ep_settings_arguments(struct ep_plugin *plugin, int count, char **arguments);
+void ep_settings_load(struct ep_plugin *plugin);
+/* The user's defaults by `get`; an EPO_E_ARG names a value that is not allowed. */
+epo_status ep_settings_environment(const char *(*get)(void *from, const char *name), void *from,
+                                   int values[EPO_OPT_COUNT]);
+
+/* submit.c: srun, sbatch, salloc. */
+int ep_submit_check(struct ep_plugin *plugin, spank_t spank);
+int ep_submit_record(struct ep_plugin *plugin, spank_t spank);
+
+/* step.c: slurmstepd, before the tasks exist.  Never fails. */
+void ep_step_decide(struct ep_plugin *plugin, spank_t spank);
+/* The node's name as slurmd gave it. */
+const char *ep_node_name(const struct ep_plugin *plugin);
+
+/* task.c: in the task, as the user, before exec. */
+int ep_task_start(struct ep_plugin *plugin, spank_t spank);
+
+/* The life of a context. */
+void ep_plugin_begin(struct ep_plugin *plugin, const struct wrap_spank *api,
+                     const char *config_path);
+void ep_plugin_end(struct ep_plugin *plugin);
+
+#endif

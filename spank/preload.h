@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * preload.h - whether our library can be preloaded here, and into what.
+ */
+#ifndef EPO_SPANK_PRELOAD_H
+#define EPO_SPANK_PRELOAD_H
+
+#include "context.h"
+#include "elf_file.h"
+
+#define EP_PATH_MAX 4096
+
+struct ep_preload {
+    char path[EP_PATH_MAX]; /* what stands in LD_PRELOAD */
+    struct ep_elf elf;
+};
+
+/* Our library: there, trusted, a shared object.  A symbolic link beside its
+ * target, as versioned libraries have it, is followed. */
+epo_status ep_preload_find(const char *path, const struct epo_trust *trust,
+                           struct ep_preload *preload);
+/* Why the program of this task would ignore or refuse the library; "" when
+ * nothing speaks against it or the program cannot be read. */
+void ep_preload_judge(struct ep_plugin *plugin, spank_t spank, const struct ep_preload *preload,
+                      char *why, size_t room);
+
+#endif

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * step.c - what happens in slurmstepd before the tasks are forked: it reads and
+ * decides, and leaves every failure to task_init, because a failure here would
+ * drain the node.
+ */
+#include "context.h"
+#include "record.h"
+
+#include "core/names.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+const char *ep_node_name(const struct ep_plugin *plugin) {
+    const char *name = plugin->api->own_getenv("SLURMD_NODENAME");
+    return name != NULL ? name : "this node";
+}
+
+static struct ep_shared *make_shared(void) {
+    struct ep_shared *shared =
+        mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    pthread_mutexattr_t attributes;
+    if (shared == MAP_FAILED)
+        return NULL;
+    int failed = pthread_mutexattr_init(&attributes);
+    if (failed == 0) {
+        failed = pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED) != 0 ||
+                 pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST) != 0 ||
+                 pthread_mutex_init(&shared->lock, &attributes) != 0;
+        pthread_mutexattr_destroy(&attributes);
+    }
+    if (failed != 0) {
+        munmap(shared, sizeof *shared);
+        return NULL;
+    }
+    return shared;
+}
+
+/* The strings that task_getenv gave, to be freed together. */
+struct variables {
+    struct ep_plugin *plugin;
+    spank_t spank;
+    char *got[8];
+    int count;
+    gid_t groups[EP_GROUPS_MAX];
+};
+
+static const char *task_variable(void *from, const char *name) {
+    struct variables *variables = from;
+    if (variables->count == (int)(sizeof variables->got / sizeof variables->got[0]))
+        return NULL;
+    char *value = variables->plugin->api->task_getenv(variables->spank, name);
+    if (value != NULL)
+        variables->got[variables->count++] = value;
+    return value;
+}
+
+/* Without a record (srun had no plugin) the node decides by itself. */
+static epo_status decide(struct ep_plugin *plugin, struct epo_policy_input *input,
+                         struct variables *variables) {
+    input->lenient = true;
+    epo_status status = ep_settings_environment(task_variable, variables, input->environment);
+    if (status != EPO_OK) {
+        wrap_format(plugin->api->log_info, "ep-overlap: step %lu.%lu: %s; it is ignored",
+                    (unsigned long)plugin->job, (unsigned long)plugin->step, epo_fail_text());
+        for (int id = 0; id < EPO_OPT_COUNT; id++)
+            input->environment[id] = EPO_UNSET;
+    }
+    memcpy(input->command, plugin->command, sizeof input->command);
+    return epo_policy_decide(input, &plugin->decision);
+}
+
+/* A record that says on is held against this node's policy. */
+static epo_status verify(struct ep_plugin *plugin, struct epo_policy_input *input) {
+    struct epo_decision here;
+    if (plugin->config == NULL && !plugin->decision.explicit_on) {
+        plugin->decision.on = false;
+        snprintf(plugin->decision.reason, sizeof plugin->decision.reason,
+                 "the site's configuration is broken: %.400s", plugin->config_error);
+        return EPO_OK;
+    }
+    for (int id = 0; id < EPO_OPT_COUNT; id++) {
+        input->environment[id] = EPO_UNSET;
+        input->command[id] = plugin->decision.choice[id].value;
+    }
+    input->command[EPO_OPT_OVERLAP] = EPO_OVERLAP_ON;
+    return epo_policy_decide(input, &here);
+}
+
+static void fill_input(struct ep_plugin *plugin, spank_t spank, struct epo_policy_input *input,
+                       struct variables *variables) {
+    uint32_t user = (uint32_t)-1;
+    memset(input, 0, sizeof *input);
+    plugin->api->get_number(spank, S_JOB_UID, &user);
+    int count = plugin->api->get_groups(spank, EP_GROUPS_MAX, variables->groups);
+    for (int id = 0; id < EPO_OPT_COUNT; id++)
+        input->command[id] = input->inherited[id] = input->environment[id] = EPO_UNSET;
+    input->config = plugin->config;
+    input->config_error = plugin->config_error;
+    input->user = user;
+    input->groups = variables->groups;
+    input->group_count = count > 0 ? count : 0;
+    input->partition = task_variable(variables, "SLURM_JOB_PARTITION");
+    input->account = task_variable(variables, "SLURM_JOB_ACCOUNT");
+    input->nodes = ep_node_name(plugin);
+}
+
+static void log_step(const struct ep_plugin *plugin) {
+    char text[EPO_DECISION_REASON_MAX + 256];
+    epo_decision_text(&plugin->decision, text, sizeof text);
+    unsigned long job = plugin->job, step = plugin->step;
+    if (plugin->refusal[0] != '\0')
+        wrap_format(plugin->api->log_error, "ep-overlap: step %lu.%lu: refused: %s", job, step,
+                    plugin->refusal);
+    else if (plugin->config == NULL)
+        wrap_format(plugin->api->log_error, "ep-overlap: step %lu.%lu: off: %s", job, step,
+                    plugin->config_error);
+    else if (plugin->config->step_line)
+        wrap_format(plugin->api->log_info, "ep-overlap: step %lu.%lu: %s", job, step, text);
+}
+
+void ep_step_decide(struct ep_plugin *plugin, spank_t spank) {
+    const struct wrap_spank *api = plugin->api;
+    if (api->get_number(spank, S_JOB_ID, &plugin->job) != 0 ||
+        api->get_number(spank, S_JOB_STEPID, &plugin->step) != 0 ||
+        plugin->step >= WRAP_STEP_SPECIAL)
+        return;
+    plugin->srun_step = true;
+    ep_settings_load(plugin);
+    struct variables variables = {.plugin = plugin, .spank = spank};
+    struct epo_policy_input input;
+    fill_input(plugin, spank, &input, &variables);
+    const char *record = task_variable(&variables, EPO_STEP_RECORD);
+    epo_status status = EPO_OK;
+    if (record == NULL || !ep_record_read(record, plugin))
+        status = decide(plugin, &input, &variables);
+    else if (plugin->refusal[0] == '\0' && plugin->decision.on)
+        status = verify(plugin, &input);
+    if (status != EPO_OK && plugin->refusal[0] == '\0')
+        snprintf(plugin->refusal, sizeof plugin->refusal, "%s", epo_fail_text());
+    for (int i = 0; i < variables.count; i++)
+        free(variables.got[i]);
+    if (plugin->decision.on || plugin->refusal[0] != '\0')
+        plugin->shared = make_shared();
+    log_step(plugin);
+}
+
+void ep_plugin_end(struct ep_plugin *plugin) {
+    epo_config_destroy(plugin->config);
+    plugin->config = NULL;
+    if (plugin->shared != NULL)
+        munmap(plugin->shared, sizeof *plugin->shared);
+    plugin->shared = NULL;
+}

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "task.h"
+
+#include "core/env_list.h"
+#include "core/env_record.h"
+#include "core/names.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PRELOAD "LD_PRELOAD"
+
+static void put(struct ep_plugin *plugin, spank_t spank, const char *name, const char *value) {
+    if (value != NULL)
+        plugin->api->task_setenv(spank, name, value);
+    else
+        plugin->api->task_unsetenv(spank, name);
+}
+
+/* The user changed the list since we set it: only what we added goes. */
+static void take_out_ours(struct ep_plugin *plugin, spank_t spank,
+                          const struct epo_env_entry *entry, const char *now) {
+    const char *ours = strrchr(entry->value, ':');
+    char *rest = NULL;
+    ours = ours != NULL ? ours + 1 : entry->value;
+    if (!epo_env_list_has(now, ours) || epo_env_list_remove(now, ours, &rest) != EPO_OK)
+        return;
+    put(plugin, spank, PRELOAD, rest[0] != '\0' ? rest : NULL);
+    free(rest);
+}
+
+static void restore_one(struct ep_plugin *plugin, spank_t spank,
+                        const struct epo_env_entry *entry) {
+    char *now = plugin->api->task_getenv(spank, entry->name);
+    if (now != NULL && strcmp(now, entry->value) == 0)
+        put(plugin, spank, entry->name, entry->before);
+    else if (now != NULL && strcmp(entry->name, PRELOAD) == 0)
+        take_out_ours(plugin, spank, entry, now);
+    free(now);
+}
+
+void ep_task_restore(struct ep_plugin *plugin, spank_t spank) {
+    struct epo_env_record record = EPO_ENV_RECORD_INIT;
+    char *text = plugin->api->task_getenv(spank, EPO_OUT_SET);
+    if (text != NULL && epo_env_record_read(text, &record) == EPO_OK) {
+        for (int i = record.count - 1; i >= 0; i--)
+            restore_one(plugin, spank, &record.entries[i]);
+        plugin->api->task_unsetenv(spank, EPO_OUT_SET);
+    }
+    epo_env_record_clear(&record);
+    free(text);
+}
+
+struct writer {
+    struct ep_plugin *plugin;
+    spank_t spank;
+    struct epo_env_record record;
+    epo_status status;
+};
+
+static void set(struct writer *writer, const char *name, const char *value) {
+    if (writer->status != EPO_OK)
+        return;
+    const struct wrap_spank *api = writer->plugin->api;
+    char *before = api->task_getenv(writer->spank, name);
+    writer->status = epo_env_record_add(&writer->record, name, value, before);
+    free(before);
+    if (writer->status == EPO_OK && api->task_setenv(writer->spank, name, value) != 0)
+        writer->status = epo_fail(EPO_E_SYSTEM, "%s cannot be set in the task's environment", name);
+}
+
+static void set_preload(struct writer *writer, const char *library) {
+    char *before = writer->plugin->api->task_getenv(writer->spank, PRELOAD), *list = NULL;
+    if (writer->status == EPO_OK)
+        writer->status = epo_env_list_append(before, library, &list);
+    if (writer->status == EPO_OK)
+        set(writer, PRELOAD, list);
+    free(list);
+    free(before);
+}
+
+static void set_choices(struct writer *writer) {
+    const struct epo_decision *decision = &writer->plugin->decision;
+    int dispatcher = decision->choice[EPO_OPT_DISPATCHER].value;
+    bool delayed = decision->choice[EPO_OPT_DELAY_WGRAD].value == EPO_WGRAD_DELAYED;
+    const char *backend = epo_dispatcher_backend(dispatcher);
+    set(writer, EPO_OUT_DISPATCHER, epo_dispatcher_kind(dispatcher));
+    if (backend != NULL)
+        set(writer, EPO_OUT_FLEX_BACKEND, backend);
+    set(writer, EPO_OUT_DELAY_WGRAD, delayed ? "1" : "0");
+}
+
+epo_status ep_task_set(struct ep_plugin *plugin, spank_t spank, const char *preload) {
+    struct writer writer = {plugin, spank, EPO_ENV_RECORD_INIT, EPO_OK};
+    char *text = NULL;
+    set(&writer, EPO_OUT_DECISION, plugin->decision.on ? "on" : "off");
+    set(&writer, EPO_OUT_REASON, plugin->decision.reason);
+    if (plugin->decision.on)
+        set_choices(&writer);
+    if (preload[0] != '\0')
+        set_preload(&writer, preload);
+    if (writer.status == EPO_OK)
+        writer.status = epo_env_record_write(&writer.record, &text);
+    if (writer.status == EPO_OK && plugin->api->task_setenv(spank, EPO_OUT_SET, text) != 0)
+        writer.status = epo_fail(EPO_E_SYSTEM, EPO_OUT_SET " cannot be set in the environment");
+    free(text);
+    epo_env_record_clear(&writer.record);
+    return writer.status;
+}

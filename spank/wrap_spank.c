@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * wrap_spank.c - the seam's real side.  Slurm's symbols come from the process
+ * that loads us.
+ */
+#include "wrap_spank.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define ENV_MAX ((size_t)4 << 20)
+
+static int real_get_number(spank_t spank, spank_item_t item, uint32_t *value) {
+    return spank_get_item(spank, item, value) == ESPANK_SUCCESS ? 0 : -1;
+}
+
+static int real_get_groups(spank_t spank, int room, gid_t *groups) {
+    gid_t *list = NULL, primary;
+    int got = 0, used = 0;
+    if (room > 0 && spank_get_item(spank, S_JOB_GID, &primary) == ESPANK_SUCCESS)
+        groups[used++] = primary;
+    if (spank_get_item(spank, S_JOB_SUPPLEMENTARY_GIDS, &list, &got) != ESPANK_SUCCESS)
+        got = 0;
+    for (int i = 0; list != NULL && i < got && used < room; i++)
+        groups[used++] = list[i];
+    return used;
+}
+
+static int real_get_arguments(spank_t spank, int *count, char ***arguments) {
+    return spank_get_item(spank, S_JOB_ARGV, count, arguments) == ESPANK_SUCCESS ? 0 : -1;
+}
+
+static char *real_task_getenv(spank_t spank, const char *name) {
+    for (size_t room = 1024; room <= ENV_MAX; room *= 4) {
+        char *value = malloc(room);
+        if (value == NULL)
+            return NULL;
+        spank_err_t got = spank_getenv(spank, name, value, (int)room);
+        if (got == ESPANK_SUCCESS)
+            return value;
+        free(value);
+        if (got != ESPANK_NOSPACE)
+            return NULL;
+    }
+    return NULL;
+}
+
+static int real_task_setenv(spank_t spank, const char *name, const char *value) {
+    return spank_setenv(spank, name, value, 1) == ESPANK_SUCCESS ? 0 : -1;
+}
+
+static int real_task_unsetenv(spank_t spank, const char *name) {
+    return spank_unsetenv(spank, name) == ESPANK_SUCCESS ? 0 : -1;
+}
+
+static void real_control_unsetenv(spank_t spank, const char *name) {
+    (void)spank_job_control_unsetenv(spank, name);
+}
+
+static const char *real_own_getenv(const char *name) { return getenv(name); }
+static int real_own_setenv(const char *name, const char *value) { return setenv(name, value, 1); }
+static int real_own_unsetenv(const char *name) { return unsetenv(name); }
+
+static int real_own_groups(int room, gid_t *groups) {
+    int got = room > 1 ? getgroups(room - 1, groups) : 0;
+    got = got > 0 ? got : 0;
+    if (got < room)
+        groups[got++] = getegid();
+    return got;
+}
+
+static void real_log_info(const char *line) { slurm_info("%s", line); }
+static void real_log_error(const char *line) { slurm_error("%s", line); }
+
+static void real_task_say(const char *line) {
+    char text[2 * EPO_ERROR_MAX + 1];
+    size_t length = strnlen(line, sizeof text - 1);
+    memcpy(text, line, length);
+    text[length++] = '\n';
+    for (size_t done = 0; done < length;) {
+        ssize_t wrote = write(STDERR_FILENO, text + done, length - done);
+        if (wrote < 0 && errno != EINTR)
+            return;
+        done += wrote > 0 ? (size_t)wrote : 0;
+    }
+}
+
+/* Waits for a child, at most `timeout_ms`, then kills it. */
+static int wait_child(pid_t child, int timeout_ms) {
+    const struct timespec pause = {0, 5000000};
+    int status = 0;
+    for (int waited = 0; waited < timeout_ms; waited += 5) {
+        pid_t got = waitpid(child, &status, WNOHANG);
+        if (got == child)
+            return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+        if (got < 0 && errno != EINTR)
+            return -1;
+        nanosleep(&pause, NULL);
+    }
+    kill(child, SIGKILL);
+    while (waitpid(child, &status, 0) < 0 && errno == EINTR)
+        ;
+    return -1;
+}
+
+static int real_run(char *const arguments[], char *const environment[], int timeout_ms) {
+    pid_t child;
+    posix_spawnattr_t attributes;
+    sigset_t none;
+    if (posix_spawnattr_init(&attributes) != 0)
+        return -1;
+    sigemptyset(&none);
+    posix_spawnattr_setsigmask(&attributes, &none);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+    int failed = posix_spawn(&child, arguments[0], NULL, &attributes, arguments, environment);
+    posix_spawnattr_destroy(&attributes);
+    return failed != 0 ? -1 : wait_child(child, timeout_ms);
+}
+
+static void real_exit_submission(int status) { exit(status); }
+static void real_exit_task(int status) { _exit(status); }
+
+const struct wrap_spank wrap_spank_real = {
+    .context = spank_context,
+    .option_register = spank_option_register,
+    .get_number = real_get_number,
+    .get_groups = real_get_groups,
+    .get_arguments = real_get_arguments,
+    .task_getenv = real_task_getenv,
+    .task_setenv = real_task_setenv,
+    .task_unsetenv = real_task_unsetenv,
+    .control_unsetenv = real_control_unsetenv,
+    .own_getenv = real_own_getenv,
+    .own_setenv = real_own_setenv,
+    .own_unsetenv = real_own_unsetenv,
+    .own_user = geteuid,
+    .own_groups = real_own_groups,
+    .log_info = real_log_info,
+    .log_error = real_log_error,
+    .task_say = real_task_say,
+    .run = real_run,
+    .exit_submission = real_exit_submission,
+    .exit_task = real_exit_task,
+};
