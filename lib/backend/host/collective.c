@@ -31,29 +31,31 @@ static epo_status barrier_named(epo_backend *be, const char *what) {
 epo_status host_barrier(epo_backend *be) { return barrier_named(be, "barrier"); }
 
 epo_status host_allgather(epo_backend *be, const void *mine, size_t bytes, void *all) {
-    for (size_t at = 0; at < bytes;) {
+    epo_status status = host_status(be);
+    for (size_t at = 0; at < bytes && status == EPO_OK;) {
         size_t part = bytes - at < HOST_SCRATCH ? bytes - at : HOST_SCRATCH;
         uint64_t step = be->barriers;
         memcpy(scratch_of(be, step, be->rank), (const unsigned char *)mine + at, part);
-        epo_status status = barrier_named(be, "allgather");
+        status = barrier_named(be, "allgather");
         if (status != EPO_OK)
             return status;
         for (int r = 0; r < be->ranks; r++)
             memcpy((unsigned char *)all + (size_t)r * bytes + at, scratch_of(be, step, r), part);
         at += part;
     }
-    return host_status(be);
+    return status;
 }
 
 epo_status host_allreduce(epo_backend *be, float *data, uint64_t count, epo_stream stream) {
     if (stream != NULL)
         return epo_fail(EPO_E_ARG, "the host engine has no streams: pass NULL");
+    epo_status status = host_status(be);
     const uint64_t most = HOST_SCRATCH / sizeof(float);
-    for (uint64_t at = 0; at < count;) {
+    for (uint64_t at = 0; at < count && status == EPO_OK;) {
         uint64_t part = count - at < most ? count - at : most;
         uint64_t step = be->barriers;
         memcpy(scratch_of(be, step, be->rank), data + at, part * sizeof(float));
-        epo_status status = barrier_named(be, "allreduce");
+        status = barrier_named(be, "allreduce");
         if (status != EPO_OK)
             return status;
         memcpy(data + at, scratch_of(be, step, 0), part * sizeof(float));
@@ -64,7 +66,7 @@ epo_status host_allreduce(epo_backend *be, float *data, uint64_t count, epo_stre
         }
         at += part;
     }
-    return host_status(be);
+    return status;
 }
 
 epo_status host_agree(epo_backend *be, epo_status mine) {

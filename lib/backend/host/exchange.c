@@ -18,15 +18,15 @@
 
 /* "12", "0.5": digits with one point, whatever the locale.  *end: behind it. */
 static bool decimal_parse(const char *text, const char **end, double *out) {
-    double v = 0.0, unit = 1.0;
+    double v = 0.0, scale = 1.0;
     int digits = 0;
-    for (; isdigit((unsigned char)*text) && digits < 18; text++, digits++)
+    for (; isdigit((unsigned char)*text) && digits < 15; text++, digits++)
         v = v * 10.0 + (*text - '0');
     if (*text == '.')
-        for (text++; isdigit((unsigned char)*text) && digits < 18; text++, digits++)
-            v += (*text - '0') * (unit *= 0.1);
+        for (text++; isdigit((unsigned char)*text) && digits < 15; text++, digits++, scale *= 10.0)
+            v = v * 10.0 + (*text - '0');
     *end = text;
-    *out = v;
+    *out = v / scale;
     return digits > 0;
 }
 

@@ -18,6 +18,7 @@
 
 /* OpenBLAS has them; another CBLAS need not. */
 extern void openblas_set_num_threads(int threads) __attribute__((weak));
+extern int openblas_get_num_threads(void) __attribute__((weak));
 extern char *openblas_get_config(void) __attribute__((weak));
 
 /* Elements of a, b and c of one expert. */
@@ -181,6 +182,18 @@ static epo_status blas_wanted(int *threads) {
     return EPO_OK;
 }
 
+/* The number is the process's: left alone where it is right, since a group of other
+ * threads may be inside a GEMM. */
+static void blas_set(int threads) {
+    static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
+    if (openblas_set_num_threads == NULL || openblas_get_num_threads == NULL)
+        return;
+    pthread_mutex_lock(&one);
+    if (openblas_get_num_threads() != threads)
+        openblas_set_num_threads(threads);
+    pthread_mutex_unlock(&one);
+}
+
 epo_status host_blas_setup(epo_backend *be) {
     int share = 1, wanted = 0;
     epo_status status = host_agree(be, blas_wanted(&wanted));
@@ -189,14 +202,13 @@ epo_status host_blas_setup(epo_backend *be) {
     if (status != EPO_OK)
         return status;
     int threads = wanted > 0 ? wanted : share;
-    if (openblas_set_num_threads != NULL)
-        openblas_set_num_threads(threads);
+    blas_set(threads);
     char word[2][48] = {"CBLAS", ""};
     if (openblas_get_config != NULL)
         sscanf(openblas_get_config(), "%47s %47s", word[0], word[1]);
     snprintf(be->versions, sizeof be->versions, "%s%s%s", word[0], word[1][0] != '\0' ? " " : "",
              word[1]);
-    /* More than one core for this rank: a wait may spin before it sleeps. */
-    be->spin_ns = share >= 4 ? 20000 : 0;
+    /* Cores to spare for this rank: a wait may spin before it sleeps. */
+    atomic_store_explicit(&be->spin_ns, share >= 4 ? 20000 : 0, memory_order_relaxed);
     return EPO_OK;
 }

@@ -117,6 +117,7 @@ typedef struct host_worker {
     bool comm; /* serves COMM; else COMPUTE and FILL */
     pthread_t thread;
     bool started;
+    bool running;   /* an operation; with the backend's mutex */
     float *scratch; /* conversions of the GEMM; its own thread's */
     uint64_t scratch_bytes;
 } host_worker;
@@ -140,7 +141,8 @@ typedef struct host_record host_record;
 struct epo_backend {
     int rank, ranks;
     pid_t pid; /* of the process that opened it */
-    int64_t timeout_ns, warn_ns, spin_ns;
+    int64_t timeout_ns, warn_ns;
+    _Atomic int64_t spin_ns; /* before a wait sleeps */
     host_shared *shared;
     struct host_meeting *meeting; /* threads, else NULL */
     struct host_join *join;       /* processes, else NULL */
@@ -235,6 +237,9 @@ void host_queue_destroy(epo_backend *be, epo_queue *queue);
 epo_status host_event_create(epo_backend *be, epo_event **out);
 void host_event_destroy(epo_backend *be, epo_event *event);
 epo_status host_sync(epo_backend *be, epo_event *event);
+/* Until the operations that run now have ended: one that has told its peers, and
+ * so let a sync() end, may be on its last steps still. */
+void host_workers_settle(epo_backend *be);
 /* A new operation with checked deps, to be filled and given to host_op_issue. */
 epo_status host_op_create(epo_queue *q, const epo_deps *deps,
                           void (*run)(host_worker *worker, host_op *op), host_op **out);

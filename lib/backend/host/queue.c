@@ -90,12 +90,14 @@ static host_op *worker_pick(host_worker *w, bool broken, bool *flags_wait) {
     best->head = op->next;
     if (best->head == NULL)
         best->tail = NULL;
+    w->running = true;
     return op;
 }
 
 /* ---- running ------------------------------------------------------------- */
 
-static void op_finish(epo_backend *be, host_op *op) {
+static void op_finish(host_worker *w, host_op *op) {
+    epo_backend *be = w->be;
     if (op->deps.signal != NULL) {
         _Atomic uint64_t *done = &op->deps.signal->done;
         uint64_t was = atomic_load(done);
@@ -105,6 +107,7 @@ static void op_finish(epo_backend *be, host_op *op) {
     }
     pthread_mutex_lock(&be->mutex);
     be->outstanding--;
+    w->running = false;
     pthread_mutex_unlock(&be->mutex);
     host_bell_ring(be->shared, be->rank);
     free(op);
@@ -159,7 +162,7 @@ static void *worker_main(void *arg) {
         if (op != NULL) {
             if (!broken)
                 op_run(w, op);
-            op_finish(be, op);
+            op_finish(w, op);
         } else if (done) {
             break;
         } else {
@@ -205,6 +208,18 @@ void host_workers_stop(epo_backend *be) {
         if (be->worker[i].started)
             pthread_join(be->worker[i].thread, NULL);
         be->worker[i].started = false;
+    }
+}
+
+void host_workers_settle(epo_backend *be) {
+    for (;;) {
+        uint32_t seen = host_bell_read(be);
+        pthread_mutex_lock(&be->mutex);
+        bool running = be->worker[0].running || be->worker[1].running;
+        pthread_mutex_unlock(&be->mutex);
+        if (!running)
+            return;
+        host_bell_wait(be, seen, INT64_MAX);
     }
 }
 

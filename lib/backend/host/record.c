@@ -84,6 +84,7 @@ epo_status host_record_stop(epo_backend *be, const epo_interval **out, uint64_t 
     host_record *r = be->record;
     if (r == NULL || atomic_load(&be->recording) == 0)
         return epo_fail(EPO_E_STATE, "no recording was started");
+    host_workers_settle(be);
     pthread_mutex_lock(&r->mutex);
     atomic_store(&be->recording, 0);
     qsort(r->intervals, r->count, sizeof *r->intervals, interval_before);

@@ -26,8 +26,9 @@ uint32_t host_bell_read(epo_backend *be) { return atomic_load(&be->shared->peer[
 
 void host_bell_wait(epo_backend *be, uint32_t seen, int64_t until_ns) {
     host_peer *me = &be->shared->peer[be->rank];
-    if (be->spin_ns > 0) {
-        int64_t stop = host_now_ns() + be->spin_ns;
+    int64_t spin = atomic_load_explicit(&be->spin_ns, memory_order_relaxed);
+    if (spin > 0) {
+        int64_t stop = host_now_ns() + spin;
         do {
             if (atomic_load_explicit(&me->bell, memory_order_acquire) != seen)
                 return;
