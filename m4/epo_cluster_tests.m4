@@ -17,5 +17,6 @@ AC_DEFUN([EPO_CLUSTER_TESTS], [
     [yes:*], [AC_MSG_ERROR([cluster tests need (Debian and Ubuntu): apt-get install --no-install-recommends $epo_missing])],
     [check:no:*], [enable_cluster_tests="no (the plugin is not built)"],
     [enable_cluster_tests="no (missing: $epo_missing)"])
+  AM_CONDITIONAL([HAVE_BATS], [test -n "$BATS"])
   AM_CONDITIONAL([CLUSTER_TESTS], [test "x$enable_cluster_tests" = xyes])
 ])
