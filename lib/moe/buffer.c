@@ -245,10 +245,12 @@ epo_status moe_buffer_destroy(epo_buffer *buffer) {
     if (buffer == NULL)
         return EPO_OK;
     epo_group *group = buffer->group;
+    if (buffer->plans > 0) /* delayed weight gradients hold some */
+        (void)moe_wgrad_settle(group, NULL);
     if (buffer->plans > 0)
         return epo_fail(EPO_E_STATE,
-                        "buffer_destroy: %d plans made from it still exist (a saved pass and a "
-                        "delayed weight gradient hold one each); release them first",
+                        "buffer_destroy: %d plans made from it still exist (a saved pass holds "
+                        "one, too); release them first",
                         buffer->plans);
     /* Flags of the last pass may still be on their way to a peer's window. */
     epo_status status = moe_group_ok(group);

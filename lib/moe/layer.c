@@ -69,14 +69,7 @@ epo_status moe_layer_destroy(epo_layer *layer) {
                         "layer_destroy: %d saved passes of the layer still exist; call "
                         "epo_backward or epo_saved_release on each first",
                         layer->saved);
-    epo_status status = EPO_OK;
-    if (layer->wgrads > 0) {
-        status = moe_wgrad_flush(g, layer, NULL);
-        if (status == EPO_OK)
-            status = g->ops->sync(g->be, g->fill_done);
-        moe_wgrad_retire(g, false);
-        moe_wgrad_discard(g, layer);
-    }
+    epo_status status = layer->wgrads > 0 ? moe_wgrad_settle(g, layer) : EPO_OK;
     g->layers--;
     free(layer);
     return status;

@@ -300,18 +300,15 @@ void moe_saved_drop(epo_saved *saved);
 struct moe_wgrad {
     moe_wgrad *next;
     epo_layer *layer;
+    epo_plan *plan; /* a reference, for the layout */
     uint64_t microbatch, bytes;
     moe_block dy, a, dh, x;
-    /* The layout, copied: the plan and its buffer may go before the entry. */
-    moe_arena arena;
-    uint64_t *first, *count; /* [El], CPU */
-    const uint64_t *op_first, *op_count;
     int gemms;
     bool issued;
     int done; /* atomic; set by the queue */
 };
 
-epo_status moe_wgrad_make(epo_layer *layer, const epo_plan *plan, moe_wgrad **out);
+epo_status moe_wgrad_make(epo_layer *layer, epo_plan *plan, moe_wgrad **out);
 /* GEMMs of local experts [first, last) on the fill queue, after `wait` (or NULL). */
 epo_status moe_wgrad_issue(moe_wgrad *w, int first, int last, const epo_ready *wait, int chunk);
 /* All GEMMs were issued: one more operation notes their end. */
@@ -325,8 +322,8 @@ void moe_wgrad_retire(epo_group *group, bool hidden);
 epo_status moe_wgrad_limit(epo_group *group);
 /* Runs and retires the layer's entries (NULL: all). */
 epo_status moe_wgrad_flush(epo_group *group, epo_layer *layer, epo_stream stream);
-/* Forgets the layer's entries (NULL: all) without running them: a broken group. */
-void moe_wgrad_discard(epo_group *group, epo_layer *layer);
+/* Flushes, waits, and leaves no entry behind: those of a broken group are dropped. */
+epo_status moe_wgrad_settle(epo_group *group, epo_layer *layer);
 void moe_wgrad_free(moe_wgrad *w);
 
 /* ---- stats.c ---------------------------------------------------------- */

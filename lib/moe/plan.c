@@ -370,15 +370,15 @@ epo_status moe_plan_create(epo_buffer *buffer, const epo_routing *routing, epo_s
         wrong = say_again(buffer, wrong);
     else
         wrong = check_routing(buffer, &r);
-    if (wrong == EPO_OK) {
-        status = g->ops->stream_enter(g->be, g->compute, stream);
-        if (status == EPO_OK)
-            status = g->ops->stream_enter(g->be, g->comm, stream);
-        if (status == EPO_OK && g->ops->read != NULL)
-            status = moe_group_drain(g);
-        if (status != EPO_OK)
-            return moe_group_break(g, status);
-    }
+    status = g->ops->stream_enter(g->be, g->compute, stream);
+    if (status == EPO_OK)
+        status = g->ops->stream_enter(g->be, g->comm, stream);
+    /* The CPU reads the routing, and writes memory that an earlier pass gave back
+     * when it was issued. */
+    if (status == EPO_OK && (g->ops->read != NULL || g->ops->write != NULL))
+        status = moe_group_drain(g);
+    if (status != EPO_OK)
+        return moe_group_break(g, status);
     return make(buffer, &r, wrong, out);
 }
 

@@ -9,39 +9,18 @@
  */
 #include "moe/moe.h"
 
-#include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
 
-epo_status moe_wgrad_make(epo_layer *layer, const epo_plan *plan, moe_wgrad **out) {
-    size_t bytes = (size_t)layer->local * sizeof(uint64_t);
+epo_status moe_wgrad_make(epo_layer *layer, epo_plan *plan, moe_wgrad **out) {
     moe_wgrad *w = calloc(1, sizeof *w);
     if (w == NULL)
         return epo_fail(EPO_E_NOMEM, "memory: need %zu bytes for weight gradients", sizeof *w);
     w->layer = layer;
     w->microbatch = layer->microbatch;
-    uint64_t first = moe_arena_add(&w->arena, (uint64_t)layer->local, sizeof(uint64_t));
-    uint64_t count = moe_arena_add(&w->arena, (uint64_t)layer->local, sizeof(uint64_t));
-    w->first = malloc(2 * bytes);
-    epo_status status =
-        w->first == NULL
-            ? epo_fail(EPO_E_NOMEM, "memory: need %zu bytes for weight gradients", 2 * bytes)
-            : moe_arena_open(layer->group, &w->arena);
-    if (status == EPO_OK) {
-        w->count = w->first + layer->local;
-        memcpy(w->first, plan->first, bytes);
-        memcpy(w->count, plan->count, bytes);
-        memcpy(moe_arena_cpu(&w->arena, first), plan->first, bytes);
-        memcpy(moe_arena_cpu(&w->arena, count), plan->count, bytes);
-        w->op_first = moe_arena_op(&w->arena, first);
-        w->op_count = moe_arena_op(&w->arena, count);
-        status = moe_arena_publish(layer->group, &w->arena, 0, w->arena.bytes);
-    }
-    if (status == EPO_OK)
-        *out = w;
-    else
-        moe_wgrad_free(w);
-    return status;
+    w->plan = plan;
+    moe_plan_retain(plan);
+    *out = w;
+    return EPO_OK;
 }
 
 void moe_wgrad_free(moe_wgrad *w) {
@@ -52,8 +31,7 @@ void moe_wgrad_free(moe_wgrad *w) {
     moe_pool_put(g, &w->a);
     moe_pool_put(g, &w->dh);
     moe_pool_put(g, &w->x);
-    moe_arena_close(g, &w->arena);
-    free(w->first);
+    moe_plan_release(w->plan);
     free(w);
 }
 
@@ -70,12 +48,12 @@ static epo_status issue_gemms(moe_wgrad *w, int first, int count, const epo_read
                      .c_type = c->wgrad_type,
                      .n = c->hidden,
                      .k = c->ffn,
-                     .row_first = w->op_first,
-                     .row_count = w->op_count,
+                     .row_first = w->plan->op_first,
+                     .row_count = w->plan->op_count,
                      .first = first,
                      .count = count,
-                     .cpu_first = w->first,
-                     .cpu_count = w->count};
+                     .cpu_first = w->plan->first,
+                     .cpu_count = w->plan->count};
     epo_deps deps = moe_deps("wgrad2", EPO_INTERVAL_COMPUTE, chunk);
     if (wait != NULL)
         moe_deps_wait(&deps, *wait);
@@ -100,7 +78,7 @@ epo_status moe_wgrad_issue(moe_wgrad *w, int first, int last, const epo_ready *w
     if (!apart)
         return issue_gemms(w, first, last - first, wait, chunk);
     for (int e = first; e < last && status == EPO_OK; e++)
-        if (w->count[e] > 0)
+        if (w->plan->count[e] > 0)
             status = issue_gemms(w, e, 1, wait, chunk);
     return status;
 }
@@ -127,7 +105,7 @@ void moe_wgrad_append(epo_group *group, moe_wgrad *w) {
     moe_wgrad_queue *q = &group->wgrads;
     w->bytes = w->dy.bytes + w->a.bytes + w->dh.bytes + w->x.bytes;
     for (int e = 0; e < w->layer->local; e++)
-        w->gemms += w->count[e] > 0 ? 2 : 0;
+        w->gemms += w->plan->count[e] > 0 ? 2 : 0;
     if (q->tail != NULL)
         q->tail->next = w;
     else
@@ -175,7 +153,7 @@ void moe_wgrad_retire(epo_group *group, bool hidden) {
     for (moe_wgrad *w = find_done(group, &before); w != NULL; w = find_done(group, &before)) {
         epo_layer *layer = w->layer;
         uint64_t microbatch = w->microbatch;
-        if (hidden)
+        if (hidden && group->delay_wgrad)
             group->stats.wgrad_hidden += (uint64_t)w->gemms;
         unlink_entry(group, before, w);
         moe_wgrad_free(w);
@@ -222,7 +200,7 @@ epo_status moe_wgrad_flush(epo_group *group, epo_layer *layer, epo_stream stream
     return EPO_OK;
 }
 
-void moe_wgrad_discard(epo_group *group, epo_layer *layer) {
+static void discard(epo_group *group, const epo_layer *layer) {
     moe_wgrad *before = NULL, *next;
     for (moe_wgrad *w = group->wgrads.head; w != NULL; w = next) {
         next = w->next;
@@ -233,4 +211,15 @@ void moe_wgrad_discard(epo_group *group, epo_layer *layer) {
             before = w;
         }
     }
+}
+
+epo_status moe_wgrad_settle(epo_group *group, epo_layer *layer) {
+    epo_status status = moe_wgrad_flush(group, layer, NULL);
+    /* Broken: the queue passes over what it holds, then the entries can go. */
+    epo_status late = group->ops->sync(group->be, group->fill_done);
+    moe_wgrad_retire(group, false);
+    status = status != EPO_OK ? status : late;
+    if (status != EPO_OK)
+        discard(group, layer);
+    return status;
 }

@@ -363,11 +363,31 @@ static void limit_rank(moe_rank *rank) {
     tools_close(&t);
 }
 
+/* A buffer may go before the weight gradients whose plans came from it. */
+static void buffer_first_rank(moe_rank *rank) {
+    tools t;
+    layer_tools a;
+    outputs o;
+    tools_open(&t, rank);
+    layer_open(&t, &a, true);
+    backward(&t, &a, 0, forward(&t, &a, 0, &o), &o);
+    EXPECT(rank, a.ready == 0);
+    for (int b = 0; b < 2; b++)
+        t.e->plan_release(t.plan[b]);
+    EXPECT(rank, t.e->buffer_destroy(t.buffer) == EPO_OK);
+    EXPECT(rank, a.ready == 1);
+    layer_close(&t, &a);
+    EXPECT(rank, t.e->group_destroy(t.group) == EPO_OK);
+    free(t.w1);
+    free(t.w2);
+}
+
 static void delayed_runs_later_once(void) {
     for (int d = EPO_DISPATCH_ALLTOALL; d <= EPO_DISPATCH_FLEX; d++) {
         setting s;
         fill_setting(&s, (epo_dispatcher)d, 1, 1);
         CU_ASSERT_EQUAL(moe_ranks(R, 30.0, delayed_rank, &s), 0);
+        CU_ASSERT_EQUAL(moe_ranks(R, 30.0, buffer_first_rank, &s), 0);
         s.how.wgrad_limit = 1;
         CU_ASSERT_EQUAL(moe_ranks(R, 30.0, limit_rank, &s), 0);
         moe_case_free(&s.c);
