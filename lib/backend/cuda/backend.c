@@ -126,6 +126,7 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
     if (be == NULL)
         return epo_fail(EPO_E_NOMEM, "no memory for the backend");
     pthread_mutex_init(&be->lock, NULL);
+    be->batch_copies = true;
     be->timeout_s = config->timeout_s;
     be->warn_s = config->warn_s;
     epo_status status = gpu_meet_open(config, &be->meet);

@@ -2,11 +2,11 @@
  *
  * exchange.c - rows to peers' windows.
  *
- * On COMM the bytes go by copy engines, which GEMMs do not starve: rows that are
- * gathered are first packed into staging memory by a kernel.  Small pieces, and
- * everything of a serial group (whose exchange runs on COMPUTE, with the whole GPU
- * to itself), are written by one kernel straight to the peers.  Either way this
- * rank's own rows are moved by the kernel, and the flags follow the bytes.
+ * On COMM the bytes go by copy engines, which GEMMs do not starve; gathered rows are
+ * packed first, and this rank's own rows moved, on the queue's second stream (see
+ * staging.c).  Small pieces, and everything of a serial group (whose exchange runs on
+ * COMPUTE, with the whole GPU to itself), are written by one kernel straight to the
+ * peers.  The flags follow the bytes.
  */
 #include "backend/cuda/gpu.h"
 #include "backend/cuda/kernels.h"
@@ -17,9 +17,9 @@
 
 /* Pieces smaller than this on average cost a copy engine more to start than to move. */
 #define SMALL_PIECE (UINT64_C(64) << 10)
-#define SUM_FLOATS (UINT64_C(256) << 10)
 
 static uint64_t segment_bytes(const epo_segment *s) { return s->rows * s->row_bytes; }
+static uint64_t segment_room(const epo_segment *s) { return (segment_bytes(s) + 15) / 16 * 16; }
 
 static epo_status exchange_check(const epo_queue *q, const epo_exchange *x, const char *phase) {
     for (int i = 0; i < x->nsend; i++) {
@@ -39,31 +39,10 @@ static epo_status exchange_check(const epo_queue *q, const epo_exchange *x, cons
     return EPO_OK;
 }
 
-void gpu_staging_free(epo_queue *q) {
-    gpu_free(q->be, q->staging, q->staging_bytes);
-    q->staging = NULL;
-    q->staging_bytes = 0;
-}
-
-/* Grows in steps, so that a size is met once. */
-static epo_status staging_hold(epo_queue *q, uint64_t bytes) {
-    if (bytes <= q->staging_bytes)
-        return EPO_OK;
-    void *ptr = NULL;
-    const uint64_t step = UINT64_C(4) << 20;
-    const uint64_t size = (bytes + bytes / 8 + step - 1) / step * step;
-    gpu_staging_free(q);
-    epo_status status = gpu_alloc(q->be, size, &ptr);
-    if (status == EPO_OK) {
-        q->staging = ptr;
-        q->staging_bytes = size;
-    }
-    return status;
-}
-
 /* Pieces for the kernel, launched in tables of one row size. */
 typedef struct table {
     epo_queue *q;
+    cudaStream_t stream;
     const char *phase;
     gpu_segment piece[GPU_SEGMENTS];
     int count;
@@ -73,7 +52,7 @@ typedef struct table {
 static epo_status table_flush(table *t) {
     if (t->count > 0)
         GPU_TRY(t->q->be, t->phase,
-                gpu_kernel_segments(t->q->stream, t->q->be->sms, t->piece, t->count, t->row_bytes));
+                gpu_kernel_segments(t->stream, t->q->be->sms, t->piece, t->count, t->row_bytes));
     t->count = 0;
     return EPO_OK;
 }
@@ -87,32 +66,80 @@ static epo_status table_add(table *t, char *dst, const epo_segment *s) {
     return status;
 }
 
-/* Copies of neighbouring bytes are one copy. */
-typedef struct run {
-    epo_queue *q;
-    const char *phase, *src;
-    char *dst;
-    uint64_t bytes;
-} run;
+/* The copies of one exchange; neighbouring bytes are one copy. */
+typedef struct copies {
+    void **dst, **src;
+    size_t *bytes;
+    size_t count;
+} copies;
 
-static epo_status run_flush(run *r) {
-    if (r->bytes > 0)
-        GPU_TRY(r->q->be, r->phase,
-                cudaMemcpyAsync(r->dst, r->src, r->bytes, cudaMemcpyDeviceToDevice, r->q->stream));
-    r->bytes = 0;
-    return EPO_OK;
+static bool copies_open(copies *c, int room) {
+    void **all = calloc((size_t)room + 1, 2 * sizeof *all);
+    c->bytes = calloc((size_t)room + 1, sizeof *c->bytes);
+    c->count = 0;
+    c->dst = all;
+    c->src = all != NULL ? all + room + 1 : NULL;
+    return all != NULL && c->bytes != NULL;
 }
 
-static epo_status run_add(run *r, char *dst, const char *src, uint64_t bytes) {
-    if (r->bytes > 0 && r->dst + r->bytes == dst && r->src + r->bytes == src) {
-        r->bytes += bytes;
-        return EPO_OK;
+static void copies_close(copies *c) {
+    free(c->dst);
+    free(c->bytes);
+}
+
+static void copies_add(copies *c, char *dst, const char *src, uint64_t bytes) {
+    if (c->count > 0) {
+        const size_t last = c->count - 1;
+        if ((char *)c->dst[last] + c->bytes[last] == dst &&
+            (const char *)c->src[last] + c->bytes[last] == src) {
+            c->bytes[last] += bytes;
+            return;
+        }
     }
-    epo_status status = run_flush(r);
-    r->dst = dst;
-    r->src = src;
-    r->bytes = bytes;
-    return status;
+    c->dst[c->count] = dst;
+    c->src[c->count] = (void *)(uintptr_t)src;
+    c->bytes[c->count++] = bytes;
+}
+
+/* In one call where the toolkit and the driver have it (12.8). */
+static cudaError_t copies_batch(epo_queue *q, copies *c) {
+#if CUDART_VERSION >= 12080
+    struct cudaMemcpyAttributes how;
+    size_t first = 0;
+    memset(&how, 0, sizeof how);
+    how.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    how.flags = cudaMemcpyFlagPreferOverlapWithCompute;
+#if CUDART_VERSION >= 13000
+    return cudaMemcpyBatchAsync((void *const *)c->dst, (const void *const *)c->src, c->bytes,
+                                c->count, &how, &first, 1, q->stream);
+#else
+    size_t failed = 0;
+    return cudaMemcpyBatchAsync(c->dst, c->src, c->bytes, c->count, &how, &first, 1, &failed,
+                                q->stream);
+#endif
+#else
+    (void)q;
+    (void)c;
+    return cudaErrorNotSupported;
+#endif
+}
+
+static epo_status copies_run(epo_queue *q, copies *c, const char *phase) {
+    epo_backend *be = q->be;
+    if (c->count > 1 && be->batch_copies) {
+        cudaError_t e = copies_batch(q, c);
+        if (e == cudaSuccess)
+            return EPO_OK;
+        if (e != cudaErrorNotSupported && e != cudaErrorCallRequiresNewerDriver)
+            return gpu_fail(be, "cudaMemcpyBatchAsync", phase, e);
+        (void)cudaGetLastError();
+        be->batch_copies = false;
+    }
+    for (size_t i = 0; i < c->count; i++)
+        GPU_TRY(be, phase,
+                cudaMemcpyAsync(c->dst[i], c->src[i], c->bytes[i], cudaMemcpyDeviceToDevice,
+                                q->stream));
+    return EPO_OK;
 }
 
 static bool by_kernel(const epo_queue *q, const epo_exchange *x) {
@@ -127,142 +154,137 @@ static bool by_kernel(const epo_queue *q, const epo_exchange *x) {
 
 /* Everything straight to its place, by stores. */
 static epo_status push(epo_queue *q, const epo_exchange *x, const char *phase) {
-    table t = {.q = q, .phase = phase};
+    table t = {.q = q, .stream = q->stream, .phase = phase};
     epo_status status = EPO_OK;
     for (int i = 0; i < x->nsend && status == EPO_OK; i++) {
         const epo_segment *s = &x->send[i];
         if (s->rows > 0)
             status = table_add(&t, x->window->peer[s->peer] + s->dst_offset, s);
     }
-    return status == EPO_OK ? table_flush(&t) : status;
+    if (status == EPO_OK)
+        status = table_flush(&t);
+    if (status == EPO_OK)
+        status =
+            gpu_flag_write(q, q->stream, x->window, GPU_FLAG_ALL, x->flag_offset, x->epoch, phase);
+    return status;
 }
 
-/* Own rows to the window; peers' gathered rows to staging.  from[i]: where segment i
- * lies contiguously then. */
-static epo_status pack(epo_queue *q, const epo_exchange *x, const char *phase, const char **from) {
-    table t = {.q = q, .phase = phase};
+/* Peers' gathered rows to staging; from[i]: where segment i lies contiguously then. */
+static epo_status pack(epo_queue *q, const epo_exchange *x, cudaStream_t stream, const char *phase,
+                       const char **from, bool *packed) {
+    table t = {.q = q, .stream = stream, .phase = phase};
     uint64_t need = 0;
-    for (int i = 0; i < x->nsend; i++)
+    char *at = NULL;
+    epo_status status = EPO_OK;
+    for (int i = 0; i < x->nsend; i++) {
+        from[i] = x->send[i].src;
         if (x->send[i].peer != q->be->rank && x->send[i].index != NULL)
-            need += (segment_bytes(&x->send[i]) + 15) / 16 * 16;
-    epo_status status = staging_hold(q, need);
-    uint64_t at = 0;
+            need += segment_room(&x->send[i]);
+    }
+    *packed = need > 0;
+    if (need > 0)
+        status = gpu_staging_take(q, need, &at);
     for (int i = 0; i < x->nsend && status == EPO_OK; i++) {
         const epo_segment *s = &x->send[i];
-        from[i] = s->src;
-        if (s->rows == 0)
+        if (s->peer == q->be->rank || s->index == NULL || s->rows == 0)
             continue;
-        if (s->peer == q->be->rank) {
-            status = table_add(&t, x->window->base + s->dst_offset, s);
-        } else if (s->index != NULL) {
-            from[i] = q->staging + at;
-            status = table_add(&t, q->staging + at, s);
-            at += (segment_bytes(s) + 15) / 16 * 16;
-        }
+        from[i] = at;
+        status = table_add(&t, at, s);
+        at += segment_room(s);
     }
     return status == EPO_OK ? table_flush(&t) : status;
 }
 
-static epo_status copy(epo_queue *q, const epo_exchange *x, const char *phase,
-                       const char *const *from) {
-    run r = {.q = q, .phase = phase};
+/* This rank's own rows to its own window. */
+static epo_status keep(epo_queue *q, const epo_exchange *x, cudaStream_t stream,
+                       const char *phase) {
+    table t = {.q = q, .stream = stream, .phase = phase};
     epo_status status = EPO_OK;
-    for (int i = 0; i < x->nsend && status == EPO_OK; i++) {
-        const epo_segment *s = &x->send[i];
-        if (s->peer != q->be->rank && s->rows > 0)
-            status =
-                run_add(&r, x->window->peer[s->peer] + s->dst_offset, from[i], segment_bytes(s));
+    for (int i = 0; i < x->nsend && status == EPO_OK; i++)
+        if (x->send[i].peer == q->be->rank && x->send[i].rows > 0)
+            status = table_add(&t, x->window->base + x->send[i].dst_offset, &x->send[i]);
+    return status == EPO_OK ? table_flush(&t) : status;
+}
+
+/* To peers by copy engines, then their flags; own rows and the own flag beside. */
+static epo_status copy(epo_queue *q, const epo_exchange *x, const epo_deps *deps, bool stale,
+                       const char **from) {
+    epo_backend *be = q->be;
+    const char *phase = deps->name;
+    cudaStream_t beside = NULL;
+    copies c;
+    bool packed = false;
+    epo_status status = gpu_staging_join(q, stale, &beside);
+    if (status == EPO_OK)
+        status = pack(q, x, beside, phase, from, &packed);
+    if (status == EPO_OK && packed)
+        status = gpu_staging_packed(q, phase);
+    if (status != EPO_OK)
+        return status;
+    if (copies_open(&c, x->nsend)) {
+        for (int i = 0; i < x->nsend; i++) {
+            const epo_segment *s = &x->send[i];
+            if (s->peer != be->rank && s->rows > 0)
+                copies_add(&c, x->window->peer[s->peer] + s->dst_offset, from[i], segment_bytes(s));
+        }
+        status = copies_run(q, &c, phase);
+    } else {
+        status = epo_fail(EPO_E_NOMEM, "rank %d: no memory for %d copies", be->rank, x->nsend);
     }
-    return status == EPO_OK ? run_flush(&r) : status;
+    copies_close(&c);
+    if (status == EPO_OK && packed)
+        status = gpu_staging_copied(q, phase);
+    if (status == EPO_OK)
+        status = gpu_flag_write(q, q->stream, x->window, GPU_FLAG_PEERS, x->flag_offset, x->epoch,
+                                phase);
+    if (status == EPO_OK)
+        status = keep(q, x, beside, phase);
+    if (status == EPO_OK)
+        status =
+            gpu_flag_write(q, beside, x->window, GPU_FLAG_SELF, x->flag_offset, x->epoch, phase);
+    return status;
+}
+
+/* Two-sided: all on the queue's stream, as NCCL's kernels need SMs anyway. */
+static epo_status pairs(epo_queue *q, const epo_exchange *x, const epo_deps *deps,
+                        const char **from) {
+    cudaStream_t beside = NULL;
+    bool packed = false;
+    epo_status status = gpu_staging_join(q, true, &beside);
+    if (status == EPO_OK)
+        status = pack(q, x, beside, deps->name, from, &packed);
+    if (status == EPO_OK)
+        status = keep(q, x, beside, deps->name);
+    if (status == EPO_OK)
+        status = gpu_staging_packed(q, deps->name);
+    if (status == EPO_OK)
+        status = gpu_pairs_exchange(q, x, from, deps);
+    if (status == EPO_OK && packed)
+        status = gpu_staging_copied(q, deps->name);
+    if (status == EPO_OK)
+        status = gpu_flag_write(q, q->stream, x->window, GPU_FLAG_ARRIVED, x->flag_offset, x->epoch,
+                                deps->name);
+    return status;
 }
 
 epo_status gpu_exchange(epo_queue *q, const epo_exchange *x, const epo_deps *deps) {
-    const char *phase = deps->name;
-    epo_status status = exchange_check(q, x, phase);
+    const bool stale = q->stale || deps->nwait > 0;
+    epo_status status = exchange_check(q, x, deps->name);
     if (status != EPO_OK || !gpu_op_begin(q, deps, &status))
         return status;
     if (q->be->one_sided && by_kernel(q, x)) {
-        status = push(q, x, phase);
+        status = push(q, x, deps->name);
+    } else if (q->be->one_sided && x->nsend == 0) {
+        status = gpu_flag_write(q, q->stream, x->window, GPU_FLAG_ALL, x->flag_offset, x->epoch,
+                                deps->name);
     } else {
         const char **from = calloc((size_t)x->nsend + 1, sizeof *from);
         if (from == NULL)
             return epo_fail(EPO_E_NOMEM, "rank %d: no memory for %d segments", q->be->rank,
                             x->nsend);
-        status = pack(q, x, phase, from);
-        if (status == EPO_OK)
-            status =
-                q->be->one_sided ? copy(q, x, phase, from) : gpu_pairs_exchange(q, x, from, deps);
+        status = q->be->one_sided ? copy(q, x, deps, stale, from) : pairs(q, x, deps, from);
+        q->stale = false; /* what follows without waits need not join again */
         free(from);
     }
-    if (status == EPO_OK)
-        status = q->be->one_sided
-                     ? gpu_flag_write(q, x->window, x->flag_offset, x->epoch, phase)
-                     : gpu_flag_write_own(q, x->window, x->flag_offset, x->epoch, phase);
     return status == EPO_OK ? gpu_op_end(q, deps) : status;
-}
-
-/* ---- allreduce ---- */
-
-static epo_status sum_open(epo_backend *be) {
-    epo_status status = EPO_OK;
-    if (be->sum_queue == NULL)
-        status = gpu_queue_create(be, EPO_QUEUE_COMM, &be->sum_queue);
-    if (status == EPO_OK && be->sum_done == NULL)
-        status = gpu_event_create(be, &be->sum_done);
-    if (status == EPO_OK && be->sum == NULL)
-        status = gpu_window_create(be, 4096 + 2 * (uint64_t)be->ranks * SUM_FLOATS * sizeof(float),
-                                   &be->sum);
-    return status;
-}
-
-/* One piece to every rank's slot, then the slots' sum in rank order.  Two sets of
- * slots: a rank writes a set again only after all ranks' next words came, which
- * they send when they have read it. */
-static epo_status sum_piece(epo_backend *be, float *data, uint64_t count, epo_segment *send,
-                            epo_arrival *recv) {
-    const uint64_t epoch = ++be->sum_epoch;
-    const uint64_t set = 4096 + (epoch % 2) * (uint64_t)be->ranks * SUM_FLOATS * sizeof(float);
-    const uint64_t slot = SUM_FLOATS * sizeof(float);
-    for (int i = 0; i < be->ranks; i++) {
-        const int peer = (be->rank + 1 + i) % be->ranks;
-        send[i] =
-            (epo_segment){peer, data, NULL, set + (uint64_t)be->rank * slot, count, sizeof(float)};
-        recv[i] = (epo_arrival){peer, set + (uint64_t)peer * slot, count * sizeof(float)};
-    }
-    epo_exchange x = {be->sum, send, be->ranks, recv, be->ranks, 0, epoch};
-    epo_deps deps = {.name = "allreduce", .kind = EPO_INTERVAL_COMM, .chunk = -1};
-    epo_status status = gpu_exchange(be->sum_queue, &x, &deps);
-    deps.wait[0] = (epo_ready){NULL,  (const volatile uint64_t *)(const void *)be->sum->base,
-                               epoch, be->ranks,
-                               -1,    "allreduce",
-                               -1};
-    deps.nwait = 1;
-    deps.signal = be->sum_done;
-    if (status != EPO_OK || !gpu_op_begin(be->sum_queue, &deps, &status))
-        return status;
-    GPU_TRY(be, "allreduce",
-            gpu_kernel_sum(be->sum_queue->stream, data,
-                           (const float *)(const void *)(be->sum->base + set), SUM_FLOATS,
-                           be->ranks, count));
-    return gpu_op_end(be->sum_queue, &deps);
-}
-
-epo_status gpu_allreduce(epo_backend *be, float *data, uint64_t count, epo_stream stream) {
-    epo_segment *send = calloc((size_t)be->ranks, sizeof *send);
-    epo_arrival *recv = calloc((size_t)be->ranks, sizeof *recv);
-    epo_status status =
-        send == NULL || recv == NULL
-            ? epo_fail(EPO_E_NOMEM, "rank %d: no memory for %d ranks", be->rank, be->ranks)
-            : sum_open(be);
-    if (status == EPO_OK)
-        status = gpu_stream_enter(be, be->sum_queue, stream);
-    for (uint64_t done = 0; done < count && status == EPO_OK; done += SUM_FLOATS) {
-        const uint64_t left = count - done;
-        status = sum_piece(be, data + done, left < SUM_FLOATS ? left : SUM_FLOATS, send, recv);
-    }
-    if (status == EPO_OK && count > 0)
-        status = gpu_stream_leave(be, be->sum_done, stream);
-    free(recv);
-    free(send);
-    return status;
 }

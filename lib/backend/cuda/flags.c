@@ -44,44 +44,50 @@ static epo_status flag_full(const epo_backend *be, const char *what) {
                     be->rank, what, GPU_FLAGS);
 }
 
-static epo_status flag_batch(epo_queue *q, CUstreamBatchMemOpParams *ops, unsigned count,
-                             const char *phase) {
+static epo_status flag_batch(epo_queue *q, cudaStream_t stream, CUstreamBatchMemOpParams *ops,
+                             unsigned count, const char *phase) {
     const gpu_driver *d = gpu_driver_get(NULL);
-    CUresult r = d->batch((CUstream)q->stream, count, ops, 0);
+    CUresult r = d->batch((CUstream)stream, count, ops, 0);
     if (r != CUDA_SUCCESS)
         return gpu_fail_driver(q->be, "cuStreamBatchMemOp", phase, r);
     return EPO_OK;
 }
 
+static bool flag_named(const epo_backend *be, gpu_flag_to to, int rank) {
+    return to == GPU_FLAG_PEERS ? rank != be->rank : to == GPU_FLAG_SELF ? rank == be->rank : true;
+}
+
 /* Where the device has no stream memory operations: a host function stores. */
 typedef struct host_write {
-    volatile uint64_t *word;
-    uint64_t stride, epoch;
-    int count;
+    epo_window *w;
+    unsigned flag;
+    gpu_flag_to to;
+    uint64_t epoch;
 } host_write;
 
 static void host_write_run(void *ctx) {
     host_write *h = ctx;
-    for (int i = 0; i < h->count; i++)
-        if (__atomic_load_n(h->word + (uint64_t)i * h->stride, __ATOMIC_RELAXED) < h->epoch)
-            __atomic_store_n(h->word + (uint64_t)i * h->stride, h->epoch, __ATOMIC_RELEASE);
+    const epo_backend *be = h->w->be;
+    for (int i = 0; i < be->ranks; i++) {
+        volatile uint64_t *word =
+            h->w->words + (h->to == GPU_FLAG_ARRIVED ? flag_word(h->w, h->flag, be->rank, i)
+                                                     : flag_word(h->w, h->flag, i, be->rank));
+        if (flag_named(be, h->to, i) && __atomic_load_n(word, __ATOMIC_RELAXED) < h->epoch)
+            __atomic_store_n(word, h->epoch, __ATOMIC_RELEASE);
+    }
     free(h);
 }
 
-static epo_status flag_write_host(epo_queue *q, epo_window *w, unsigned flag, bool own,
-                                  uint64_t epoch, const char *phase) {
-    epo_backend *be = q->be;
+static epo_status flag_write_host(epo_queue *q, cudaStream_t stream, epo_window *w, unsigned flag,
+                                  gpu_flag_to to, uint64_t epoch, const char *phase) {
     host_write *h = malloc(sizeof *h);
     if (h == NULL)
-        return epo_fail(EPO_E_NOMEM, "rank %d: no memory (%s)", be->rank, phase);
-    h->word = w->words + (own ? flag_word(w, flag, be->rank, 0) : flag_word(w, flag, 0, be->rank));
-    h->stride = own ? 1 : (uint64_t)GPU_FLAGS * (uint64_t)be->ranks;
-    h->epoch = epoch;
-    h->count = be->ranks;
-    cudaError_t e = cudaLaunchHostFunc(q->stream, host_write_run, h);
+        return epo_fail(EPO_E_NOMEM, "rank %d: no memory (%s)", q->be->rank, phase);
+    *h = (host_write){w, flag, to, epoch};
+    cudaError_t e = cudaLaunchHostFunc(stream, host_write_run, h);
     if (e != cudaSuccess) {
         free(h);
-        return gpu_fail(be, "cudaLaunchHostFunc", phase, e);
+        return gpu_fail(q->be, "cudaLaunchHostFunc", phase, e);
     }
     return EPO_OK;
 }
@@ -116,43 +122,35 @@ epo_status gpu_flag_wait(epo_queue *q, const epo_ready *ready) {
             ops[n].waitValue.value64 = ready->epoch;
             ops[n].waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
         }
-        status = flag_batch(q, ops, n, ready->what);
+        status = flag_batch(q, q->stream, ops, n, ready->what);
     }
     return status;
 }
 
-/* own: every sender's word at this rank; else this rank's word at every rank. */
-static epo_status flag_write(epo_queue *q, epo_window *w, bool own, uint64_t flag_offset,
-                             uint64_t epoch, const char *phase) {
+epo_status gpu_flag_write(epo_queue *q, cudaStream_t stream, epo_window *w, gpu_flag_to to,
+                          uint64_t flag_offset, uint64_t epoch, const char *phase) {
     epo_backend *be = q->be;
     const unsigned flag = flag_find(w, flag_offset);
     if (flag == GPU_FLAGS)
         return flag_full(be, phase);
-    if (be->wait_mode == GPU_WAIT_HOST && !be->stream_ops)
-        return flag_write_host(q, w, flag, own, epoch, phase);
+    if (!be->stream_ops)
+        return flag_write_host(q, stream, w, flag, to, epoch, phase);
     CUstreamBatchMemOpParams ops[FLAG_BATCH];
     epo_status status = EPO_OK;
     for (int i = 0; i < be->ranks && status == EPO_OK;) {
         unsigned n = 0;
-        for (; i < be->ranks && n < FLAG_BATCH; i++, n++) {
+        for (; i < be->ranks && n < FLAG_BATCH; i++) {
+            if (!flag_named(be, to, i))
+                continue;
             memset(&ops[n], 0, sizeof ops[n]);
             ops[n].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
-            ops[n].writeValue.address =
-                own ? flag_device(w, flag, be->rank, i) : flag_device(w, flag, i, be->rank);
+            ops[n].writeValue.address = to == GPU_FLAG_ARRIVED ? flag_device(w, flag, be->rank, i)
+                                                               : flag_device(w, flag, i, be->rank);
             ops[n].writeValue.value64 = epoch;
-            ops[n].writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT; /* fenced: bytes first */
+            ops[n++].writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT; /* fenced: bytes first */
         }
-        status = flag_batch(q, ops, n, phase);
+        if (n > 0)
+            status = flag_batch(q, stream, ops, n, phase);
     }
     return status;
-}
-
-epo_status gpu_flag_write(epo_queue *q, epo_window *w, uint64_t flag_offset, uint64_t epoch,
-                          const char *phase) {
-    return flag_write(q, w, false, flag_offset, epoch, phase);
-}
-
-epo_status gpu_flag_write_own(epo_queue *q, epo_window *w, uint64_t flag_offset, uint64_t epoch,
-                              const char *phase) {
-    return flag_write(q, w, true, flag_offset, epoch, phase);
 }

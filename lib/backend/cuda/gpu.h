@@ -10,7 +10,9 @@
  *   memory.c    device memory; copies from and to the CPU, in queue order
  *   meet.c      the ranks on the host side: barrier, allgather, shared memory
  *   window.c    symmetric windows and the peers' addresses
- *   exchange.c  copies to peers by copy engines; pairs.c: the same over NCCL
+ *   exchange.c  rows to peers, by copy engines or stores; staging.c: packed first
+ *   pairs.c     the same over NCCL
+ *   sum.c       allreduce
  *   blas.c      one GEMM per expert over cuBLAS
  *   kernels.cu  the passes over rows
  *   record.c    intervals
@@ -44,6 +46,7 @@ typedef struct gpu_meet gpu_meet;
 typedef struct gpu_memory_state gpu_memory_state;
 typedef struct gpu_watch gpu_watch;
 typedef struct gpu_record gpu_record;
+typedef struct gpu_staging gpu_staging;
 
 struct epo_event {
     cudaEvent_t cuda;
@@ -57,8 +60,8 @@ struct epo_queue {
     cudaStream_t stream;
     gpu_blas *blas;     /* made by the first GEMM */
     uint64_t record_at; /* interval being recorded; UINT64_MAX: none */
-    char *staging;      /* gathered rows on their way to peers */
-    uint64_t staging_bytes;
+    gpu_staging *staging;
+    bool stale; /* the staging stream must join the queue again */
 };
 
 /* Flag words of one window: key[i] names a place in the window (1 + its offset),
@@ -92,6 +95,7 @@ struct epo_backend {
     gpu_wait_mode wait_mode;
     bool stream_ops; /* the device writes and waits for words by itself */
     bool one_sided;
+    bool batch_copies;  /* many copies in one call */
     bool shared_device; /* another rank uses this GPU too */
     gpu_meet *meet;
     gpu_memory_state *memory;
@@ -183,12 +187,15 @@ epo_status gpu_op_end(epo_queue *q, const epo_deps *deps);
 
 /* ---- flags.c ---- */
 epo_status gpu_flag_wait(epo_queue *q, const epo_ready *ready);
-/* Word `word` of each rank's flags becomes `epoch`, in queue order. */
-epo_status gpu_flag_write(epo_queue *q, epo_window *w, uint64_t flag_offset, uint64_t epoch,
-                          const char *phase);
-/* Only this rank's words, all senders: the two-sided exchange's end. */
-epo_status gpu_flag_write_own(epo_queue *q, epo_window *w, uint64_t flag_offset, uint64_t epoch,
-                              const char *phase);
+/* Whose words become `epoch`, in the order of `stream`. */
+typedef enum gpu_flag_to {
+    GPU_FLAG_ALL,    /* this rank's word at every rank */
+    GPU_FLAG_PEERS,  /* at every other rank */
+    GPU_FLAG_SELF,   /* at this rank */
+    GPU_FLAG_ARRIVED /* every sender's word at this rank: the two-sided exchange's end */
+} gpu_flag_to;
+epo_status gpu_flag_write(epo_queue *q, cudaStream_t stream, epo_window *w, gpu_flag_to to,
+                          uint64_t flag_offset, uint64_t epoch, const char *phase);
 
 /* ---- watch.c ---- */
 epo_status gpu_watch_start(epo_backend *be);
@@ -224,7 +231,6 @@ epo_window *gpu_window_of(epo_backend *be, const volatile void *address);
 
 /* ---- exchange.c, pairs.c ---- */
 epo_status gpu_exchange(epo_queue *q, const epo_exchange *x, const epo_deps *deps);
-void gpu_staging_free(epo_queue *q);
 epo_status gpu_pairs_create(epo_backend *be);
 /* NCCL's version (22809); false: none, `why` says so. */
 bool gpu_pairs_find(int *version, const char **why);
@@ -233,6 +239,19 @@ void gpu_pairs_destroy(epo_backend *be, bool broken);
 epo_status gpu_pairs_exchange(epo_queue *q, const epo_exchange *x, const char *const *src,
                               const epo_deps *deps);
 epo_status gpu_allreduce(epo_backend *be, float *data, uint64_t count, epo_stream stream);
+
+/* ---- staging.c ---- */
+/* The queue's second stream; after what the queue holds now, if `stale`. */
+epo_status gpu_staging_join(epo_queue *q, bool stale, cudaStream_t *out);
+/* Room that the second stream may write. */
+epo_status gpu_staging_take(epo_queue *q, uint64_t bytes, char **out);
+/* The queue goes on after what the second stream holds now. */
+epo_status gpu_staging_packed(epo_queue *q, const char *phase);
+/* The queue has read the room taken last. */
+epo_status gpu_staging_copied(epo_queue *q, const char *phase);
+/* As packed, for own rows; nothing without a second stream. */
+epo_status gpu_staging_settle(epo_queue *q, const char *phase);
+void gpu_staging_free(epo_queue *q);
 
 /* ---- blas.c ---- */
 epo_status gpu_gemm(epo_queue *q, const epo_gemm *g, const epo_deps *deps);

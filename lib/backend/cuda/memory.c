@@ -127,9 +127,12 @@ static epo_status write_enter(epo_backend *be) {
 static epo_status write_leave(epo_backend *be) {
     gpu_memory_state *m = be->memory;
     GPU_TRY(be, "write", cudaEventRecord(m->order, m->copy));
-    for (int i = 0; i < GPU_QUEUES; i++)
-        if (be->queues[i] != NULL)
-            GPU_TRY(be, "write", cudaStreamWaitEvent(be->queues[i]->stream, m->order, 0));
+    for (int i = 0; i < GPU_QUEUES; i++) {
+        if (be->queues[i] == NULL)
+            continue;
+        GPU_TRY(be, "write", cudaStreamWaitEvent(be->queues[i]->stream, m->order, 0));
+        be->queues[i]->stale = true;
+    }
     return EPO_OK;
 }
 

@@ -86,6 +86,7 @@ epo_status gpu_stream_enter(epo_backend *be, epo_queue *queue, epo_stream stream
     epo_status status = EPO_OK;
     GPU_GO(be, "stream_enter", status, out, cudaEventRecord(event, (cudaStream_t)stream));
     GPU_GO(be, "stream_enter", status, out, cudaStreamWaitEvent(queue->stream, event, 0));
+    queue->stale = true;
 out:
     (void)cudaEventDestroy(event);
     return status;
@@ -126,6 +127,7 @@ epo_status gpu_sync(epo_backend *be, epo_event *event) {
 bool gpu_op_begin(epo_queue *q, const epo_deps *deps, epo_status *status) {
     epo_backend *be = q->be;
     *status = EPO_OK;
+    q->stale = true;
     cudaError_t e = cudaSetDevice(be->device);
     if (e != cudaSuccess) {
         *status = gpu_fail(be, "cudaSetDevice", deps->name, e);
@@ -153,9 +155,12 @@ bool gpu_op_begin(epo_queue *q, const epo_deps *deps, epo_status *status) {
 
 epo_status gpu_op_end(epo_queue *q, const epo_deps *deps) {
     gpu_record_end(q);
-    if (deps->signal != NULL)
+    if (deps->signal == NULL)
+        return EPO_OK;
+    epo_status status = gpu_staging_settle(q, deps->name); /* the signal speaks for both streams */
+    if (status == EPO_OK)
         GPU_TRY(q->be, deps->name, cudaEventRecord(deps->signal->cuda, q->stream));
-    return EPO_OK;
+    return status;
 }
 
 epo_status gpu_call(epo_queue *q, void (*fn)(void *), void *ctx, const epo_deps *deps) {

@@ -57,8 +57,10 @@ static void entry_describe(const epo_backend *be, const watch_entry *e, double a
     char chunk[24] = "", who[256] = "";
     size_t used = 0;
     int missing = 0;
-    if (e->chunk >= 0)
+    if (e->chunk >= 0 && strstr(e->what, "chunk") == NULL)
         snprintf(chunk, sizeof chunk, " chunk %d", e->chunk);
+    else if (e->chunk >= 0)
+        snprintf(chunk, sizeof chunk, " %d", e->chunk);
     for (int i = 0; e->words != NULL && i < e->count; i++) {
         if (word_load(e->words + i) >= e->epoch)
             continue;
