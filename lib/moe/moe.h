@@ -303,9 +303,9 @@ struct moe_wgrad {
     epo_plan *plan; /* a reference, for the layout */
     uint64_t microbatch, bytes;
     moe_block dy, a, dh, x;
-    int gemms;
+    int gemms, counted; /* all, and those that the figures hold */
     bool issued;
-    int done; /* atomic; set by the queue */
+    int finished, done; /* atomic; set by the queue: GEMMs, all of them */
 };
 
 epo_status moe_wgrad_make(epo_layer *layer, epo_plan *plan, moe_wgrad **out);
@@ -316,7 +316,7 @@ epo_status moe_wgrad_issue_end(moe_wgrad *w);
 void moe_wgrad_append(epo_group *group, moe_wgrad *w);
 /* Issues every waiting entry to the fill queue: communication is exposed now. */
 epo_status moe_wgrad_issue_delayed(epo_group *group);
-/* Retires what is done, in order, with callbacks; `hidden`: inside a pass. */
+/* Retires what is done, in order, with callbacks; `hidden`: it ran inside a pass. */
 void moe_wgrad_retire(epo_group *group, bool hidden);
 /* Runs the oldest until the byte limit holds. */
 epo_status moe_wgrad_limit(epo_group *group);

@@ -69,6 +69,8 @@ static epo_status issue_gemms(moe_wgrad *w, int first, int count, const epo_read
     return g->ops->gemm(g->fill, &gemm, &deps);
 }
 
+static void count_finished(void *ctx) { __atomic_add_fetch((int *)ctx, 2, __ATOMIC_RELAXED); }
+
 epo_status moe_wgrad_issue(moe_wgrad *w, int first, int last, const epo_ready *wait, int chunk) {
     epo_group *g = w->layer->group;
     /* Where the CPU does the work, an operation of the fill queue stands in the
@@ -78,8 +80,12 @@ epo_status moe_wgrad_issue(moe_wgrad *w, int first, int last, const epo_ready *w
     if (!apart)
         return issue_gemms(w, first, last - first, wait, chunk);
     for (int e = first; e < last && status == EPO_OK; e++)
-        if (w->plan->count[e] > 0)
+        if (w->plan->count[e] > 0) {
+            epo_deps deps = moe_deps("wgrad count", EPO_INTERVAL_COMPUTE, chunk);
             status = issue_gemms(w, e, 1, wait, chunk);
+            if (status == EPO_OK)
+                status = g->ops->call(g->fill, count_finished, &w->finished, &deps);
+        }
     return status;
 }
 
@@ -147,14 +153,26 @@ static moe_wgrad *find_done(epo_group *group, moe_wgrad **before) {
     return NULL;
 }
 
+/* GEMMs that ended since the last look, also of entries that are not done. */
+static void count_hidden(epo_group *group, bool hidden) {
+    for (moe_wgrad *w = group->wgrads.head; w != NULL; w = w->next) {
+        int finished = __atomic_load_n(&w->done, __ATOMIC_ACQUIRE) != 0
+                           ? w->gemms
+                           : __atomic_load_n(&w->finished, __ATOMIC_RELAXED);
+        if (hidden)
+            group->stats.wgrad_hidden += (uint64_t)(finished - w->counted);
+        w->counted = finished;
+    }
+}
+
 void moe_wgrad_retire(epo_group *group, bool hidden) {
     moe_wgrad *before;
     /* From the head each time: a callback may call the API. */
+    if (group->delay_wgrad)
+        count_hidden(group, hidden);
     for (moe_wgrad *w = find_done(group, &before); w != NULL; w = find_done(group, &before)) {
         epo_layer *layer = w->layer;
         uint64_t microbatch = w->microbatch;
-        if (hidden && group->delay_wgrad)
-            group->stats.wgrad_hidden += (uint64_t)w->gemms;
         unlink_entry(group, before, w);
         moe_wgrad_free(w);
         if (layer->config.wgrad_ready != NULL)
