@@ -97,8 +97,11 @@ static void training_rows(const report *r, FILE *out) {
 static void comparison_rows(const report *r, FILE *out) {
     const measured *m = r->m;
     char value[48], note[200];
-    fprintf(out, "serial and overlapped, %d interleaved pairs: all expert layers of one step\n",
-            m->pairs);
+    if (m->have_on)
+        fprintf(out, "serial and overlapped, %d interleaved pairs: all expert layers of one step\n",
+                m->pairs);
+    else
+        fprintf(out, "serial, %d passes: all expert layers of one step\n", m->pairs);
     row_spread(out, "T_serial", &m->serial, "one chunk, nothing delayed");
     if (m->have_on)
         row_spread(out, "T_on", &m->on, "as in the training");
@@ -123,6 +126,11 @@ static void comparison_rows(const report *r, FILE *out) {
     } else {
         row(out, "T_on", "-", "overlap is off (srun --ep-overlap=on, or --overlap on)");
     }
+    if (r->t->world->info.link_gbs == 0 &&
+        m->dispatch_least_ms + m->combine_least_ms < m->ffn_best_ms / 10)
+        row(out, "", "",
+            "communication is copies in one memory here, with little to hide;\n"
+            "                                 EP_OVERLAP_HOST_LINK=GB/s,us emulates a network");
     const epo_overlap_times *u = &m->unions;
     snprintf(value, sizeof value, "%.1f %%",
              u->comm > 0 ? 100.0 * (double)u->overlapped / (double)u->comm : 0.0);
