@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * gg_config.cuh - compile-time shape of one sm_90 kernel and its shared memory.
+ *
+ * A tile is 128 rows by kTileN columns, K in blocks of 64.  Operands lie in shared
+ * memory as TMA writes them with 128-byte swizzle, in boxes of 128-byte lines:
+ *   K-major   one line per row (M or N), 64 K values in a line
+ *   MN-major  boxes of 64 M or N values: one line per K value
+ * A's tile is two boxes of 64 lines, one per consumer warpgroup, either way.
+ */
+#ifndef EPO_BACKEND_CUDA_GEMM_GG_CONFIG_CUH
+#define EPO_BACKEND_CUDA_GEMM_GG_CONFIG_CUH
+
+#include "gg_ptx.cuh"
+#include "gg_tiles.cuh"
+#include "gg_wgmma.cuh"
+
+namespace gg {
+
+constexpr int kTileM = 128;
+constexpr int kTileK = 64;
+constexpr int kBox = 64 * 128;    /* bytes of a box of 64 lines */
+constexpr int kThreads = 3 * 128; /* one warpgroup feeds two */
+constexpr int kSlots = 2;         /* tiles known ahead */
+constexpr int kGatherThreads = 64;
+constexpr int kGatherLag = 2; /* stages whose copies may be in flight */
+constexpr int kFeedRegs = 56;
+constexpr int kMathRegs = 224;
+constexpr int kSmemLimit = 227 * 1024;
+
+template <int kKind_, int kFuse_, class T_, int kTileN_> struct config {
+    using T = T_;
+    static constexpr int kKind = kKind_;
+    static constexpr int kFuse = kFuse_;
+    static constexpr int kTileN = kTileN_;
+    static constexpr bool kWgrad = kKind == EPO_GG_WGRAD;
+    static constexpr bool kGated = kKind == EPO_GG_FORWARD && kFuse == EPO_GG_SWIGLU;
+    static constexpr int kTransA = kWgrad ? 1 : 0;
+    static constexpr int kTransB = kKind == EPO_GG_FORWARD ? 0 : 1;
+    static constexpr int kAcc = kTileN / 2;
+    static constexpr int kStages = kTileN == 128 ? 6 : 4;
+    static constexpr int kBytesA = 2 * kBox;
+    static constexpr int kBytesB = kTileN * 128;
+    static constexpr int kPartsB = kTransB ? kTileN / 64 : (kGated ? 2 : 1);
+    /* Advance of one wgmma's 16 K values, in descriptor units of 16 bytes. */
+    static constexpr int kStepA = kTransA ? 16 * 128 / 16 : 2;
+    static constexpr int kStepB = kTransB ? 16 * 128 / 16 : 2;
+    static constexpr int kOffB = kStages * kBytesA;
+    static constexpr int kOffStaging = kOffB + kStages * kBytesB;
+    static constexpr int kOffBars = kOffStaging + 8 * 4096;
+    static constexpr int kSmem = kOffBars + 512 + 1024; /* and room to align the begin */
+    static_assert(kSmem <= kSmemLimit, "shared memory");
+    static_assert(kStages >= kGatherLag + 2, "gathered stages would wait for each other");
+};
+
+/* Shared-memory addresses of a block. */
+template <class C> struct shared {
+    uint32_t base;
+    __device__ __forceinline__ uint32_t a(int stage) const { return base + stage * C::kBytesA; }
+    __device__ __forceinline__ uint32_t b(int stage) const {
+        return base + C::kOffB + stage * C::kBytesB;
+    }
+    __device__ __forceinline__ uint32_t staging(int warp) const {
+        return base + C::kOffStaging + warp * 4096;
+    }
+    __device__ __forceinline__ uint32_t full(int stage) const {
+        return base + C::kOffBars + stage * 8;
+    }
+    __device__ __forceinline__ uint32_t empty(int stage) const { return full(C::kStages + stage); }
+    __device__ __forceinline__ uint32_t known(int slot) const {
+        return full(2 * C::kStages + slot);
+    }
+    __device__ __forceinline__ uint32_t used(int slot) const {
+        return full(2 * C::kStages + kSlots + slot);
+    }
+    __device__ __forceinline__ uint32_t slot(int slot) const {
+        return base + C::kOffBars + 256 + slot * 32;
+    }
+};
+
+/* A place in a ring of kCount and the parity of its current round. */
+template <int kCount> struct ring {
+    int index = 0;
+    uint32_t parity = 0;
+    __device__ __forceinline__ void next() {
+        if (++index == kCount) {
+            index = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+/* Rows of the tile that exist: of the output for the row kinds, of dW for WGRAD. */
+template <class C> __device__ __forceinline__ int tile_height(const gg_params &p, const tile &t) {
+    return C::kWgrad ? min(kTileM, p.m - t.m * kTileM) : t.rows;
+}
+template <class C> __device__ __forceinline__ int tile_blocks(const gg_params &p, const tile &t) {
+    return ((C::kWgrad ? t.rows : p.k) + kTileK - 1) / kTileK;
+}
+
+/* The tile that the scheduler left in the slot; expert -1: there is none. */
+template <class C>
+__device__ __forceinline__ tile slot_read(const shared<C> &s, const ring<kSlots> &at) {
+    uint4 lo = lds16(s.slot(at.index)), hi = lds16(s.slot(at.index) + 16);
+    tile t;
+    t.expert = (int)lo.x;
+    t.row = (int)lo.y;
+    t.rows = (int)lo.z;
+    t.m = (int)lo.w;
+    t.n = (int)hi.x;
+    t.row_tile = (int)hi.y;
+    return t;
+}
+template <class C>
+__device__ __forceinline__ void slot_write(const shared<C> &s, const ring<kSlots> &at,
+                                           const tile &t) {
+    sts16(s.slot(at.index), make_uint4(t.expert, t.row, t.rows, t.m));
+    sts16(s.slot(at.index) + 16, make_uint4(t.n, t.row_tile, 0, 0));
+}
+
+} /* namespace gg */
+#endif

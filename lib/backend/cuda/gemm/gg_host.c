@@ -1,0 +1,420 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * gg_host.c - checks a grouped GEMM's arguments, lays out its workspace, makes
+ * the tensor maps and launches.
+ */
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "core/status.h"
+#include "gg_kernels.h"
+#include "gg_tuning.h"
+
+#define TILE_M 128 /* of the sm_90 kernels */
+#define PORTABLE_TILE 64
+
+/* ---- arguments --------------------------------------------------------- */
+
+static bool is_swiglu_forward(const epo_gg *g) {
+    return g->kind == EPO_GG_FORWARD && g->fuse == EPO_GG_SWIGLU;
+}
+static bool is_swiglu_backward(const epo_gg *g) {
+    return g->kind == EPO_GG_DGRAD && g->fuse == EPO_GG_SWIGLU;
+}
+
+static epo_status check_shape(const epo_gg *g) {
+    if (g == NULL || g->size != sizeof(epo_gg)) {
+        return epo_fail(EPO_E_ARG, "epo_gg: size found %zu, allowed %zu (use EPO_GG_INIT)",
+                        g == NULL ? (size_t)0 : g->size, sizeof(epo_gg));
+    }
+    if (g->kind < EPO_GG_FORWARD || g->kind > EPO_GG_WGRAD || g->fuse < EPO_GG_PLAIN ||
+        g->fuse > EPO_GG_SWIGLU || (g->kind == EPO_GG_WGRAD && g->fuse != EPO_GG_PLAIN)) {
+        return epo_fail(EPO_E_ARG, "epo_gg: kind %d with fuse %d does not exist", (int)g->kind,
+                        (int)g->fuse);
+    }
+    if ((g->type != EPO_F32 && g->type != EPO_BF16 && g->type != EPO_F16) ||
+        (g->kind == EPO_GG_WGRAD && g->c_type != g->type && g->c_type != EPO_F32)) {
+        return epo_fail(EPO_E_ARG, "epo_gg: type %d with c_type %d is not supported", (int)g->type,
+                        (int)g->c_type);
+    }
+    if (g->n < 1 || g->k < 1 || (is_swiglu_forward(g) && g->n % 2 != 0)) {
+        return epo_fail(EPO_E_ARG, "epo_gg: n %d, k %d; allowed from 1, n even for SwiGLU", g->n,
+                        g->k);
+    }
+    if (g->experts < 1 || g->first < 0 || g->count < 0 || g->first > g->experts - g->count ||
+        g->count > GG_MAX_EXPERTS || g->rows > INT32_MAX || g->a_rows > INT32_MAX ||
+        g->b_rows > INT32_MAX) {
+        return epo_fail(EPO_E_ARG,
+                        "epo_gg: experts %d..%d of %d (at most %d a call), rows %llu (below 2^31)",
+                        g->first, g->first + g->count - 1, g->experts, GG_MAX_EXPERTS,
+                        (unsigned long long)g->rows);
+    }
+    return EPO_OK;
+}
+
+static epo_status check_pointers(const epo_gg *g) {
+    bool rows = g->rows > 0;
+    if (g->row_first == NULL || g->row_count == NULL || g->c == NULL || (g->a == NULL && rows) ||
+        (g->b == NULL && (rows || g->kind != EPO_GG_WGRAD)) ||
+        (is_swiglu_backward(g) && g->h == NULL && rows)) {
+        return epo_fail(EPO_E_ARG, "epo_gg: row_first, row_count, a, b, c (and h for SwiGLU's "
+                                   "backward) must not be NULL");
+    }
+    if ((g->b_index != NULL && g->kind != EPO_GG_WGRAD) ||
+        (g->ready.flag != NULL &&
+         (g->kind == EPO_GG_WGRAD || g->ready.words < 1 || g->ready.block_rows < 0))) {
+        return epo_fail(EPO_E_ARG,
+                        "epo_gg: b_index is for WGRAD, ready (words %d, allowed from "
+                        "1) for the others",
+                        g->ready.words);
+    }
+    if (g->workspace == NULL || ((uintptr_t)g->workspace & 255) != 0 ||
+        g->workspace_bytes < epo_gg_workspace(g)) {
+        return epo_fail(EPO_E_ARG,
+                        "epo_gg: workspace of %llu bytes, %llu are needed, 256-byte "
+                        "aligned",
+                        (unsigned long long)g->workspace_bytes,
+                        (unsigned long long)epo_gg_workspace(g));
+    }
+    return EPO_OK;
+}
+
+/* ---- path and tile ------------------------------------------------------ */
+
+static bool aligned(const void *p) { return ((uintptr_t)p & 15) == 0; }
+
+/* Shapes and pointers that the sm_90 kernels take. */
+static bool fits_sm90(const epo_gg *g) {
+    int unit_n = is_swiglu_forward(g) ? 16 : 8;
+    return (g->type == EPO_BF16 || g->type == EPO_F16) && g->n % unit_n == 0 && g->k % 8 == 0 &&
+           aligned(g->a) && aligned(g->b) && aligned(g->c) && aligned(g->h) && aligned(g->act);
+}
+
+int epo_gg_path_of(const epo_gg *g) {
+    int device = 0, major = 0, minor = 0;
+    epo_status st = check_shape(g);
+    if (st != EPO_OK) {
+        return -(int)st;
+    }
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess) {
+        return -(int)epo_fail(EPO_E_SYSTEM, "grouped GEMM: no CUDA device: %s",
+                              cudaGetErrorString(cudaGetLastError()));
+    }
+    bool sm90 = major == 9 && minor == 0 && fits_sm90(g);
+    if (g->path == EPO_GG_SM90 && !sm90) {
+        return -(int)epo_fail(EPO_E_UNSUPPORTED,
+                              "grouped GEMM: the sm_90 path was asked for on sm_%d%d with type %d, "
+                              "n %d, k %d; it needs sm_90, bf16 or fp16, multiples of 8 and "
+                              "16-byte aligned pointers",
+                              major, minor, (int)g->type, g->n, g->k);
+    }
+    return sm90 && g->path != EPO_GG_PORTABLE ? EPO_GG_SM90 : EPO_GG_PORTABLE;
+}
+
+static const gg_tuned *find_tuned(const epo_gg *g) {
+    for (size_t i = 0; i < sizeof(gg_tuning) / sizeof(gg_tuning[0]); i++) {
+        const gg_tuned *t = &gg_tuning[i];
+        if (t->kind == (int)g->kind && t->fuse == (int)g->fuse && t->n == g->n && t->k == g->k) {
+            return t;
+        }
+    }
+    return NULL;
+}
+
+int epo_gg_tile_n(const epo_gg *g) {
+    const gg_tuned *tuned = find_tuned(g);
+    if (g->tile_n != 0 || tuned != NULL) {
+        return g->tile_n != 0 ? g->tile_n : tuned->tile_n;
+    }
+    /* Untuned: the width that wastes the fewest columns, wider ones being faster. */
+    int columns = g->kind == EPO_GG_FORWARD ? g->n : g->k;
+    int best = 256;
+    double cost = 1e30;
+    for (int width = 256; width >= 128; width -= 64) {
+        double c = (double)((columns + width - 1) / width) * width * (1.0 + (256 - width) / 1024.0);
+        if (c < cost) {
+            cost = c;
+            best = width;
+        }
+    }
+    return best;
+}
+
+/* ---- parameters ---------------------------------------------------------- */
+
+static uint64_t round_up(uint64_t x, uint64_t unit) { return (x + unit - 1) / unit * unit; }
+
+/* The GEMM's own dimensions, tile and tile counts. */
+static void set_shape(const epo_gg *g, int path, gg_params *p) {
+    bool wgrad = g->kind == EPO_GG_WGRAD;
+    int width = path == EPO_GG_SM90 ? epo_gg_tile_n(g) : PORTABLE_TILE;
+    p->m = wgrad ? g->n : 0;
+    p->n = g->kind == EPO_GG_FORWARD ? g->n : g->k;
+    p->k = wgrad ? 0 : (g->kind == EPO_GG_FORWARD ? g->k : g->n);
+    p->tile_m = path == EPO_GG_SM90 ? TILE_M : PORTABLE_TILE;
+    p->tile_n = is_swiglu_forward(g) ? width / 2 : width;
+    int columns = is_swiglu_forward(g) ? g->n / 2 : p->n;
+    p->tiles_n = (columns + p->tile_n - 1) / p->tile_n;
+    const gg_tuned *tuned = find_tuned(g);
+    p->group_m = g->group_m != 0 ? g->group_m : (tuned != NULL ? tuned->group_m : 8);
+    p->skew = g->skew != 0 ? g->skew : (tuned != NULL ? tuned->skew : 2);
+    p->lda = g->kind == EPO_GG_FORWARD ? g->k : g->n;
+    p->ldb = g->k;
+}
+
+/* Bytes of workspace; `p` may be NULL, else its pointers are set. */
+static uint64_t set_workspace(const epo_gg *g, gg_params *p) {
+    uint64_t table = GG_WS_HEADER * 4;
+    uint64_t arrived = table + round_up(((uint64_t)g->count + 1) * sizeof(gg_expert), 256);
+    uint64_t bytes = arrived, words = 0, partial = 0;
+    if (is_swiglu_backward(g) && g->row_dweight != NULL) {
+        /* The larger of both paths, so that the size does not depend on the device. */
+        words = (g->rows / PORTABLE_TILE + (uint64_t)g->count) * 8;
+        partial = arrived + round_up(words * 4, 256);
+        bytes = partial + ((uint64_t)g->k + PORTABLE_TILE - 1) / PORTABLE_TILE * g->rows * 4;
+    }
+    if (p != NULL) {
+        char *ws = (char *)g->workspace;
+        p->ws = (int32_t *)ws;
+        p->table = (gg_expert *)(ws + table);
+        p->arrived = (uint32_t *)(ws + arrived);
+        p->partial = (float *)(ws + partial);
+        p->arrived_words = (int32_t)words;
+    }
+    return round_up(bytes, 256);
+}
+
+uint64_t epo_gg_workspace(const epo_gg *g) {
+    return check_shape(g) == EPO_OK ? set_workspace(g, NULL) : 0;
+}
+
+static void set_params(const epo_gg *g, int path, gg_params *p) {
+    memset(p, 0, sizeof(*p));
+    p->a = g->a;
+    p->b = g->b;
+    p->c = g->c;
+    p->a_index = g->a_index;
+    p->b_index = g->b_index;
+    p->row_weight = g->row_weight;
+    p->h = g->h;
+    p->act = g->act;
+    p->row_dweight = g->row_dweight;
+    p->row_first = g->row_first;
+    p->row_count = g->row_count;
+    p->ready = g->ready;
+    p->sm_limit = g->sm_limit;
+    p->spin_ns = (unsigned long long *)g->spin_ns;
+    p->error = g->error;
+    p->kind = (int)g->kind;
+    p->fuse = (int)g->fuse;
+    p->type = (int)g->type;
+    p->c_type = g->kind == EPO_GG_WGRAD ? (int)g->c_type : (int)g->type;
+    p->accumulate = g->kind == EPO_GG_WGRAD && g->accumulate != 0;
+    p->first = g->first;
+    p->count = g->count;
+    p->experts = g->experts;
+    p->rows = (int32_t)g->rows;
+    p->a_rows = (int32_t)(g->a_index != NULL ? g->a_rows : g->rows);
+    p->b_rows = (int32_t)(g->b_index != NULL ? g->b_rows : g->rows);
+    set_shape(g, path, p);
+    set_workspace(g, p);
+}
+
+/* Everything that a call needs, checked. */
+static epo_status make_params(const epo_gg *g, int *path, gg_params *p) {
+    epo_status st = check_shape(g);
+    if (st == EPO_OK) {
+        st = check_pointers(g);
+    }
+    if (st != EPO_OK) {
+        return st;
+    }
+    int found = epo_gg_path_of(g);
+    if (found < 0) {
+        return (epo_status)-found;
+    }
+    if (g->tile_n != 0 && g->tile_n != 128 && g->tile_n != 192 && g->tile_n != 256) {
+        return epo_fail(EPO_E_ARG, "epo_gg: tile_n found %d, allowed 0, 128, 192, 256", g->tile_n);
+    }
+    if (g->group_m < 0 || g->skew < -1 || g->skew > 3) {
+        return epo_fail(EPO_E_ARG, "epo_gg: group_m %d, skew %d; allowed from 0, -1..3", g->group_m,
+                        g->skew);
+    }
+    *path = found;
+    set_params(g, found, p);
+    return EPO_OK;
+}
+
+/* ---- tensor maps ---------------------------------------------------------- */
+
+typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
+                              const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                              const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                              CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+static encode_fn find_encode(void) {
+    void *fn = NULL;
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+    cudaError_t err = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &fn, 12000,
+                                                       cudaEnableDefault, &found);
+#else
+    cudaError_t err =
+        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &fn, cudaEnableDefault, &found);
+#endif
+    return err == cudaSuccess && found == cudaDriverEntryPointSuccess ? (encode_fn)fn : NULL;
+}
+
+/* [z][y][x] of 16-bit elements, read in boxes of box_x by box_y. */
+static epo_status make_map(encode_fn encode, int type, const void *base, uint64_t x, uint64_t y,
+                           uint64_t z, uint32_t box_y, CUtensorMap *map) {
+    cuuint64_t size[3] = {x, y, z};
+    cuuint64_t pitch[2] = {x * 2, x * y * 2};
+    cuuint32_t box[3] = {64, box_y, 1};
+    cuuint32_t step[3] = {1, 1, 1};
+    CUresult err = encode(
+        map, type == EPO_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        3, (void *)base, size, pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (err != CUDA_SUCCESS) {
+        return epo_fail(EPO_E_SYSTEM, "cuTensorMapEncodeTiled: error %d for %llu x %llu x %llu",
+                        (int)err, (unsigned long long)z, (unsigned long long)y,
+                        (unsigned long long)x);
+    }
+    return EPO_OK;
+}
+
+static epo_status make_maps(const epo_gg *g, const gg_params *p, CUtensorMap *a, CUtensorMap *b) {
+    encode_fn encode = find_encode();
+    if (encode == NULL) {
+        return epo_fail(EPO_E_SYSTEM, "the driver has no cuTensorMapEncodeTiled; 525 or newer is "
+                                      "needed");
+    }
+    /* Without rows nothing is read, but a map needs an address. */
+    const void *base_a = p->rows > 0 ? g->a : g->workspace;
+    const void *base_b = p->rows > 0 || g->kind != EPO_GG_WGRAD ? g->b : g->workspace;
+    epo_status st = make_map(encode, (int)g->type, base_a, (uint64_t)p->lda,
+                             p->a_rows > 0 ? (uint64_t)p->a_rows : 1, 1, 64, a);
+    if (st != EPO_OK) {
+        return st;
+    }
+    if (g->kind == EPO_GG_WGRAD) {
+        return make_map(encode, (int)g->type, base_b, (uint64_t)g->k,
+                        p->b_rows > 0 ? (uint64_t)p->b_rows : 1, 1, 64, b);
+    }
+    return make_map(encode, (int)g->type, base_b, (uint64_t)g->k, (uint64_t)g->n,
+                    (uint64_t)g->experts, g->kind == EPO_GG_FORWARD ? (uint32_t)p->tile_n : 64, b);
+}
+
+/* ---- launches -------------------------------------------------------------- */
+
+static epo_status cuda_status(cudaError_t err, const char *what) {
+    if (err == cudaSuccess) {
+        return EPO_OK;
+    }
+    return epo_fail(EPO_E_SYSTEM, "%s: %s", what, cudaGetErrorString(err));
+}
+
+/* `early`: begin while the kernel before in the stream (prepare) still runs. */
+static epo_status launch(const void *fn, int blocks, int threads, int smem, void **args, bool early,
+                         void *stream) {
+    cudaLaunchAttribute attr;
+    cudaLaunchConfig_t config;
+    memset(&attr, 0, sizeof(attr));
+    memset(&config, 0, sizeof(config));
+    attr.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attr.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim.x = (unsigned)blocks;
+    config.gridDim.y = config.gridDim.z = 1;
+    config.blockDim.x = (unsigned)threads;
+    config.blockDim.y = config.blockDim.z = 1;
+    config.dynamicSmemBytes = (size_t)smem;
+    config.stream = (cudaStream_t)stream;
+    config.attrs = &attr;
+    config.numAttrs = early ? 1 : 0;
+    return cuda_status(cudaLaunchKernelExC(&config, fn, args), "launch of a grouped GEMM");
+}
+
+static gg_kernel find_kernel(const epo_gg *g, int path) {
+    if (path != EPO_GG_SM90) {
+        return gg_portable_kernel((int)g->kind, (int)g->fuse, (int)g->type);
+    }
+    return g->type == EPO_BF16 ? gg_sm90_kernel_bf16((int)g->kind, (int)g->fuse, epo_gg_tile_n(g))
+                               : gg_sm90_kernel_f16((int)g->kind, (int)g->fuse, epo_gg_tile_n(g));
+}
+
+/* Blocks: the SM budget, but no more than there can be tiles. */
+static epo_status count_blocks(const epo_gg *g, const gg_params *p, int *blocks) {
+    int device = 0, sms = 0;
+    cudaError_t err = cudaGetDevice(&device);
+    if (err == cudaSuccess) {
+        err = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    }
+    if (err != cudaSuccess) {
+        return cuda_status(err, "grouped GEMM: SM count");
+    }
+    if (g->sms > 0 && g->sms < sms) {
+        sms = g->sms;
+    }
+    uint64_t tiles_m = g->kind == EPO_GG_WGRAD
+                           ? (uint64_t)g->count * (((uint64_t)p->m + p->tile_m - 1) / p->tile_m)
+                           : g->rows / (uint64_t)p->tile_m + (uint64_t)g->count;
+    uint64_t tiles = tiles_m * (uint64_t)p->tiles_n;
+    *blocks = tiles < (uint64_t)sms ? (int)tiles : sms;
+    return EPO_OK;
+}
+
+static epo_status run(const epo_gg *g, int path, gg_params *p, bool early, void *stream) {
+    int blocks = 0;
+    epo_status st = count_blocks(g, p, &blocks);
+    if (st != EPO_OK || blocks == 0) {
+        return st;
+    }
+    gg_kernel kernel = find_kernel(g, path);
+    CUtensorMap map_a, map_b;
+    void *args[3] = {p, &map_a, &map_b};
+    if (path == EPO_GG_SM90) {
+        st = make_maps(g, p, &map_a, &map_b);
+        if (st == EPO_OK) {
+            st = cuda_status(cudaFuncSetAttribute(kernel.function,
+                                                  cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                  kernel.smem_bytes),
+                             "grouped GEMM: shared memory");
+        }
+        if (st != EPO_OK) {
+            return st;
+        }
+    }
+    return launch(kernel.function, blocks, kernel.threads, kernel.smem_bytes, args, early, stream);
+}
+
+epo_status epo_gg_prepare(const epo_gg *g, void *stream) {
+    gg_params p;
+    int path = 0;
+    epo_status st = make_params(g, &path, &p);
+    void *args[1] = {&p};
+    return st != EPO_OK ? st : launch(gg_prepare_kernel(), 1, 256, 0, args, false, stream);
+}
+
+epo_status epo_gg_run(const epo_gg *g, void *stream) {
+    gg_params p;
+    int path = 0;
+    epo_status st = make_params(g, &path, &p);
+    return st != EPO_OK ? st : run(g, path, &p, false, stream);
+}
+
+epo_status epo_gg_launch(const epo_gg *g, void *stream) {
+    gg_params p;
+    int path = 0;
+    epo_status st = make_params(g, &path, &p);
+    void *args[1] = {&p};
+    if (st == EPO_OK) {
+        st = launch(gg_prepare_kernel(), 1, 256, 0, args, false, stream);
+    }
+    return st != EPO_OK ? st : run(g, path, &p, path == EPO_GG_SM90, stream);
+}

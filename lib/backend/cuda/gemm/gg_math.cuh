@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * gg_math.cuh - a consumer warpgroup: 64 rows of each tile through wgmma.
+ */
+#ifndef EPO_BACKEND_CUDA_GEMM_GG_MATH_CUH
+#define EPO_BACKEND_CUDA_GEMM_GG_MATH_CUH
+
+#include "gg_config.cuh"
+#include "gg_epilogue.cuh"
+
+namespace gg {
+
+constexpr int kBarSkew = 1;
+constexpr int kBarGroup = 2; /* + warpgroup */
+
+/* WGRAD: lines of the last block that lie behind the expert's rows become zeros in
+ * both operands (0 times NaN is NaN).  Each warpgroup clears its own box of A and
+ * all of B: both write the same zeros to B, so they need not meet. */
+template <class C>
+__device__ __forceinline__ void clear_tail(const shared<C> &s, int stage, int group, int lines) {
+    int thread = threadIdx.x & 127;
+    for (int i = lines * 8 + thread; i < 64 * 8; i += 128) {
+        sts16(s.a(stage) + group * kBox + i * 16, make_uint4(0, 0, 0, 0));
+#pragma unroll
+        for (int box = 0; box < C::kTileN / 64; box++) {
+            sts16(s.b(stage) + box * kBox + i * 16, make_uint4(0, 0, 0, 0));
+        }
+    }
+    fence_async();
+    bar_sync(kBarGroup + group, 128);
+}
+
+/* The warpgroups take turns: the second begins p.skew blocks of K behind the first
+ * and stays behind, so that one's epilogue runs under the other's products. */
+struct skew {
+    int left; /* blocks until the second may begin; -1: done */
+    __device__ __forceinline__ void block_begins(int group) {
+        if (left >= 0 && group == 0 && left-- == 0) {
+            bar_arrive(kBarSkew, 256);
+        }
+    }
+    __device__ __forceinline__ void tile_begins(int group) {
+        if (left >= 0 && group == 1) {
+            bar_sync(kBarSkew, 256);
+            left = -1;
+        }
+    }
+    __device__ __forceinline__ void tile_ends(int group) {
+        if (left >= 0 && group == 0) {
+            bar_arrive(kBarSkew, 256);
+            left = -1;
+        }
+    }
+};
+
+template <class C>
+__device__ __forceinline__ void multiply_block(const shared<C> &s, int stage, int group,
+                                               float (&acc)[C::kAcc]) {
+    uint64_t a = smem_desc(s.a(stage) + group * kBox, kBox, 1024);
+    uint64_t b = smem_desc(s.b(stage), kBox, 1024);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kTileK / 16; k++) {
+        wgmma<typename C::T, C::kTileN, C::kTransA, C::kTransB>::mma(acc, a + k * C::kStepA,
+                                                                     b + k * C::kStepB);
+    }
+    wgmma_commit();
+}
+
+/* All blocks of K of one tile.  A stage is given back when the products of the
+ * block behind it have been issued and its own are done. */
+template <class C>
+__device__ __forceinline__ void multiply_tile(const shared<C> &s, ring<C::kStages> &from,
+                                              int blocks, int tail, int group, skew &turn,
+                                              float (&acc)[C::kAcc]) {
+    int before = -1;
+    pin(acc);
+    for (int i = 0; i < blocks; i++) {
+        turn.block_begins(group);
+        mbar_wait(s.full(from.index), from.parity);
+        if (C::kWgrad && i == blocks - 1 && tail != 0) {
+            clear_tail(s, from.index, group, tail);
+        }
+        multiply_block(s, from.index, group, acc);
+        wgmma_wait<1>();
+        if (before >= 0 && (threadIdx.x & 31) == 0) {
+            mbar_arrive(s.empty(before));
+        }
+        before = from.index;
+        from.next();
+    }
+    wgmma_wait<0>();
+    pin(acc);
+    if (before >= 0 && (threadIdx.x & 31) == 0) {
+        mbar_arrive(s.empty(before));
+    }
+}
+
+/* A warpgroup without rows in this tile only gives the stages back. */
+template <class C>
+__device__ __forceinline__ void pass_tile(const shared<C> &s, ring<C::kStages> &from, int blocks) {
+    for (int i = 0; i < blocks; i++) {
+        mbar_wait(s.full(from.index), from.parity);
+        __syncwarp();
+        if ((threadIdx.x & 31) == 0) {
+            mbar_arrive(s.empty(from.index));
+        }
+        from.next();
+    }
+}
+
+template <class C> __device__ void math(const gg_params &p, const shared<C> &s, int group) {
+    ring<kSlots> at;
+    ring<C::kStages> from;
+    skew turn = {p.skew > 0 ? p.skew : -1};
+    while (true) {
+        mbar_wait(s.known(at.index), at.parity);
+        tile t = slot_read(s, at);
+        if (t.expert < 0) {
+            return;
+        }
+        int blocks = tile_blocks<C>(p, t);
+        bool mine = tile_height<C>(p, t) > group * 64;
+        float acc[C::kAcc];
+        turn.tile_begins(group);
+        if (mine) {
+#pragma unroll
+            for (int i = 0; i < C::kAcc; i++) {
+                acc[i] = 0.0f;
+            }
+            multiply_tile(s, from, blocks, C::kWgrad ? t.rows % kTileK : 0, group, turn, acc);
+        } else {
+            pass_tile(s, from, blocks);
+        }
+        turn.tile_ends(group);
+        __syncwarp();
+        if ((threadIdx.x & 31) == 0) {
+            mbar_arrive(s.used(at.index));
+        }
+        at.next();
+        if (mine) {
+            epilogue<C>(p, s, t, group, acc);
+        }
+    }
+}
+
+} /* namespace gg */
+#endif

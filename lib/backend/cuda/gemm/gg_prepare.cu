@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * gg_prepare.cu - one small block before the GEMM: reads the rows of each expert,
+ * lays out the tiles, sets the counters back.
+ */
+#include "gg_kernels.h"
+#include "gg_tiles.cuh"
+
+namespace gg {
+
+constexpr int kThreads = 256;
+
+/* Rows of expert e, checked: what does not lie within the arrays counts as empty,
+ * and the error word says so. */
+__device__ int2 expert_rows(const gg_params &p, int e) {
+    uint64_t first = p.row_first[e], count = p.row_count[e];
+    if (count > (uint64_t)p.rows || first > (uint64_t)p.rows - count) {
+        if (p.error != nullptr) {
+            atomicOr(p.error, EPO_GG_ERROR_ROWS);
+        }
+        return make_int2(0, 0);
+    }
+    return make_int2((int)first, (int)count);
+}
+
+/* WGRAD's tiles cost what the expert has rows: the longest first, so that none is
+ * left to the end.  Row kinds keep the experts' order, in which rows arrive. */
+__device__ int place_of(const gg_params &p, const int *rows, int i) {
+    if (p.kind != EPO_GG_WGRAD) {
+        return i;
+    }
+    int place = 0;
+    for (int j = 0; j < p.count; j++) {
+        place += rows[j] > rows[i] || (rows[j] == rows[i] && j < i);
+    }
+    return place;
+}
+
+/* Exclusive sums over the table in place, by one warp: lane l takes every 32nd
+ * stretch of entries in turn. */
+__device__ void table_sum(const gg_params &p) {
+    int lane = threadIdx.x & 31;
+    int tiles = 0, row_tiles = 0;
+    for (int base = 0; base < p.count; base += 32) {
+        int i = base + lane;
+        int mine = i < p.count ? expert_row_tiles(p, p.table[i].rows) : 0;
+        int sum = mine;
+        for (int d = 1; d < 32; d *= 2) {
+            int other = __shfl_up_sync(0xffffffffu, sum, d);
+            sum += lane >= d ? other : 0;
+        }
+        if (i < p.count) {
+            p.table[i].row_tile = row_tiles + sum - mine;
+            p.table[i].tile = tiles + (sum - mine) * p.tiles_n;
+        }
+        int all = __shfl_sync(0xffffffffu, sum, 31);
+        row_tiles += all;
+        tiles += all * p.tiles_n;
+    }
+    if (lane == 0) {
+        p.table[p.count].tile = 0x7fffffff;
+        /* More row tiles than disjoint experts can have: the counters behind them
+         * would not suffice. */
+        bool sound = p.kind == EPO_GG_WGRAD || row_tiles <= p.rows / p.tile_m + p.count;
+        if (!sound && p.error != nullptr) {
+            atomicOr(p.error, EPO_GG_ERROR_ROWS);
+        }
+        p.ws[GG_WS_TOTAL] = sound ? tiles : 0;
+        p.ws[GG_WS_NEXT] = 0;
+        p.ws[GG_WS_ACTIVE] = 0;
+    }
+}
+
+__global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant__ gg_params p) {
+    __shared__ int rows[GG_MAX_EXPERTS];
+    grid_release();
+    for (int i = threadIdx.x; i < p.arrived_words; i += kThreads) {
+        p.arrived[i] = 0;
+    }
+    for (int i = threadIdx.x; i < p.count; i += kThreads) {
+        rows[i] = expert_rows(p, p.first + i).y;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < p.count; i += kThreads) {
+        gg_expert *e = &p.table[place_of(p, rows, i)];
+        int2 r = expert_rows(p, p.first + i);
+        e->expert = p.first + i;
+        e->row = r.x;
+        e->rows = r.y;
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        table_sum(p);
+    }
+}
+
+} /* namespace gg */
+
+extern "C" const void *gg_prepare_kernel(void) { return (const void *)gg::prepare_kernel; }

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * gg_tiles.cuh - which tile is number i: the table that the prepare kernel makes
+ * from the rows of each expert, and its use.
+ */
+#ifndef EPO_BACKEND_CUDA_GEMM_GG_TILES_CUH
+#define EPO_BACKEND_CUDA_GEMM_GG_TILES_CUH
+
+#include "gg_params.h"
+#include "gg_ptx.cuh"
+
+namespace gg {
+
+/* One output tile.  Row kinds: `row` is its first row, `rows` how many of the
+ * tile's rows are the expert's.  WGRAD: the expert's first row and row count. */
+struct tile {
+    int expert;
+    int row, rows;
+    int m, n;     /* tile indices within the expert */
+    int row_tile; /* over all experts, for the arrival counters */
+};
+static_assert(sizeof(tile) <= 32, "fits its slot");
+
+__device__ __forceinline__ int expert_row_tiles(const gg_params &p, int rows) {
+    if (p.kind == EPO_GG_WGRAD) {
+        return rows == 0 && p.accumulate ? 0 : (p.m + p.tile_m - 1) / p.tile_m;
+    }
+    return (rows + p.tile_m - 1) / p.tile_m;
+}
+
+/* Tiles of one expert: groups of group_m row tiles, in a group column by column,
+ * so that the tiles in flight share their columns of the weights. */
+__device__ __forceinline__ tile tile_of(const gg_params &p, const gg_expert &e, int index) {
+    tile t;
+    int local = index - e.tile;
+    int tiles_m = expert_row_tiles(p, e.rows);
+    int group = local / (p.group_m * p.tiles_n);
+    int in_group = local - group * p.group_m * p.tiles_n;
+    int height = min(p.group_m, tiles_m - group * p.group_m);
+    t.n = in_group / height;
+    t.m = group * p.group_m + in_group - t.n * height;
+    t.expert = e.expert;
+    t.row_tile = e.row_tile + t.m;
+    if (p.kind == EPO_GG_WGRAD) {
+        t.row = e.row;
+        t.rows = e.rows;
+    } else {
+        t.row = e.row + t.m * p.tile_m;
+        t.rows = min(p.tile_m, e.rows - t.m * p.tile_m);
+    }
+    return t;
+}
+
+/* A whole warp looks tile `index` up; `hint` is where the last search ended:
+ * indices that one block takes only grow. */
+__device__ __forceinline__ tile tile_find(const gg_params &p, int index, int &hint) {
+    int lane = threadIdx.x & 31;
+    while (true) {
+        int i = hint + lane + 1; /* the entry behind the last is an end mark */
+        bool behind = i > p.count || p.table[min(i, p.count)].tile > index;
+        unsigned mask = __ballot_sync(0xffffffffu, behind);
+        if (mask != 0) {
+            hint += __ffs(mask) - 1;
+            break;
+        }
+        hint += 32;
+    }
+    return tile_of(p, p.table[hint], index);
+}
+
+/* One thread waits until the rows of `t` are there; returns the time it took. */
+__device__ __forceinline__ uint64_t tile_ready(const gg_params &p, const tile &t) {
+    if (p.ready.flag == nullptr || t.rows == 0) {
+        return 0;
+    }
+    int64_t first = t.expert, last = t.expert;
+    if (p.ready.block_rows > 0) {
+        first = t.row / p.ready.block_rows;
+        last = (t.row + t.rows - 1) / p.ready.block_rows;
+    }
+    const uint64_t *flag = p.ready.flag + first * p.ready.words;
+    int64_t words = (last - first + 1) * p.ready.words;
+    uint64_t start = 0;
+    for (int64_t i = 0; i < words; i++) {
+        while (flag_load(flag + i) < p.ready.epoch) {
+            uint64_t now = now_ns();
+            start = start == 0 ? now : start;
+            if (p.ready.timeout_ns != 0 && now - start > p.ready.timeout_ns) {
+                if (p.error != nullptr) {
+                    atomicOr(p.error, EPO_GG_ERROR_TIMEOUT);
+                }
+                return now - start;
+            }
+            __nanosleep(100);
+        }
+    }
+    return start == 0 ? 0 : now_ns() - start;
+}
+
+/* May this block take another tile?  *sm_limit lowers the number of blocks. */
+__device__ __forceinline__ bool block_stays(const gg_params &p) {
+    if (p.sm_limit == nullptr) {
+        return true;
+    }
+    int limit = max(*p.sm_limit, 1);
+    int *active = &p.ws[GG_WS_ACTIVE];
+    if (*(volatile int *)active <= limit) {
+        return true;
+    }
+    if (atomicSub(active, 1) > limit) {
+        return false;
+    }
+    atomicAdd(active, 1);
+    return true;
+}
+
+/* One warp takes the next tile; false: no more for this block. */
+__device__ __forceinline__ bool tile_next(const gg_params &p, tile &t, int &hint, uint64_t &spin) {
+    int lane = threadIdx.x & 31;
+    int index = 0;
+    if (lane == 0) {
+        index = block_stays(p) ? atomicAdd(&p.ws[GG_WS_NEXT], 1) : 0x7fffffff;
+    }
+    index = __shfl_sync(0xffffffffu, index, 0);
+    if (index >= p.ws[GG_WS_TOTAL]) {
+        return false;
+    }
+    t = tile_find(p, index, hint);
+    if (lane == 0) {
+        spin += tile_ready(p, t);
+    }
+    __syncwarp();
+    return true;
+}
+
+} /* namespace gg */
+#endif

@@ -1,0 +1,60 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Builds the grouped GEMM's test and benchmark library without the rest of the
+# tree: build.sh [OUTDIR].  Needs nvcc (12.4 or newer) and a C compiler; no GPU.
+#   NVCC, CC, HOST_CXX   compilers [nvcc, gcc, g++]
+#   PORTABLE_ARCH        architectures beside sm_90a ["80 89 100" as nvcc has them]
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../../.." && pwd)
+gemm=$root/lib/backend/cuda/gemm
+out=${1:-$root/build-gemm}
+nvcc=${NVCC:-nvcc}
+cc=${CC:-gcc}
+cxx=${HOST_CXX:-g++}
+mkdir -p "$out"
+cuda=$(dirname "$(dirname "$(command -v "$nvcc")")")
+known=$("$nvcc" --list-gpu-code)
+flags="-std=c++17 -O3 -ccbin $cxx -I$root/lib -I$root/lib/include -Xcompiler -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti"
+sm90="-gencode=arch=compute_90a,code=sm_90a"
+wide=$sm90
+for arch in ${PORTABLE_ARCH-80 89 100}; do
+    case " $(echo $known) " in
+        *" sm_$arch "*) wide="$wide -gencode=arch=compute_$arch,code=sm_$arch" ;;
+    esac
+done
+
+compile() { # NAME SOURCE FLAGS
+    if ! "$nvcc" $flags $3 -Xptxas -v -c "$2" -o "$out/$1.o" 2>"$out/$1.log"; then
+        cat "$out/$1.log" >&2
+        exit 1
+    fi
+    if grep -q "C7508\|C7510\|serialized" "$out/$1.log"; then
+        echo "build.sh: ptxas gave up registers or asynchronous products in $2:" >&2
+        grep "C7508\|C7510\|serialized" "$out/$1.log" >&2
+        exit 1
+    fi
+}
+
+compile prepare "$gemm/gg_prepare.cu" "$wide" &
+compile bf16 "$gemm/gg_sm90_bf16.cu" "$sm90"
+wait $!
+compile portable "$gemm/gg_portable.cu" "$wide" &
+compile f16 "$gemm/gg_sm90_f16.cu" "$sm90"
+wait $!
+compile copy "$here/bench_copy.cu" "$wide"
+compile test "$here/test_grouped_gemm.cu" "$wide"
+for source in "$gemm/gg_host.c" "$root/lib/core/status.c"; do
+    "$cc" -std=gnu11 -O2 -fPIC -Wall -Wextra -Werror -I"$root/lib" -I"$root/lib/include" \
+        -isystem "$cuda/include" -c "$source" -o "$out/$(basename "$source" .c).o"
+done
+objects="$out/prepare.o $out/bf16.o $out/f16.o $out/portable.o $out/gg_host.o $out/status.o"
+# Plain C at run time: nothing of ours may need the C++ library.
+if nm -u $objects | grep -E '_ZNSt|_ZSt|__cxa_(throw|begin_catch)|__gxx_personality'; then
+    echo "build.sh: the objects need the C++ library" >&2
+    exit 1
+fi
+"$nvcc" -ccbin "$cxx" -cudart static $objects "$out/test.o" -o "$out/test_grouped_gemm"
+"$cc" -shared -o "$out/libepo_gemm.so" $objects "$out/copy.o" -L"$cuda/lib64" -lcudart_static \
+    -ldl -lrt -lpthread
+echo "$out/test_grouped_gemm $out/libepo_gemm.so"
