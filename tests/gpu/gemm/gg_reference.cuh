@@ -112,7 +112,7 @@ __global__ void dots(shape s, double *dot, double *size) {
 
 /* Half a unit in the last place, relative; and the smallest step. */
 __device__ __forceinline__ double half_ulp(int type) {
-    return type == EPO_F32 ? 6e-8 : (type == EPO_BF16 ? 0.00196 : 0.000489);
+    return type == EPO_F32 ? 6e-8 : (type == EPO_BF16 ? 0.003907 : 0.0004884);
 }
 __device__ __forceinline__ double tiny(int type) { return type == EPO_F16 ? 6e-8 : 1e-30; }
 

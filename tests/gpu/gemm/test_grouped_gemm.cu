@@ -445,6 +445,9 @@ static int test_arrival(buffers *d, int cases, bool sm90) {
     static test_case t;
     cudaStream_t comm;
     uint64_t spun = 0;
+    /* Loading a kernel waits for those that run: not while one waits for it. */
+    cudaFuncAttributes loaded;
+    CHECK(cudaFuncGetAttributes(&loaded, arrive));
     CHECK(cudaStreamCreateWithPriority(&comm, cudaStreamNonBlocking, -5));
     for (int i = 0; i < cases && failed < 5; i++) {
         dice r = {0x2545f4914f6cdd1dull * (uint64_t)(i + 77)};

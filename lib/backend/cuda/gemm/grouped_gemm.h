@@ -58,7 +58,9 @@ typedef enum epo_gg_path {
  * each of its `words` words must have reached `epoch` (>=).  Units are experts
  * (block_rows == 0: unit e at flag + e*words) or blocks of that many consecutive
  * expert-major rows (unit r/block_rows).  Words are read with acquire semantics
- * at system scope. */
+ * at system scope.  While the call waits it holds its SMs: what writes the words
+ * needs an SM or a copy engine of its own, and its kernels must have been loaded
+ * before (loading one waits for kernels that run). */
 typedef struct epo_gg_ready {
     const uint64_t *flag; /* NULL: all rows are there */
     uint64_t epoch;
