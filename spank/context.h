@@ -42,7 +42,9 @@ struct ep_plugin {
     struct epo_config *config; /* NULL: broken, config_error says why */
     char config_error[EPO_ERROR_MAX];
     /* Wishes. */
-    bool flag_seen[EP_FLAG_COUNT];
+    bool flag_seen[EP_FLAG_COUNT]; /* in this round of callbacks */
+    int rounds;                    /* ended; a heterogeneous job has one per component */
+    bool components_differ;
     int command[EPO_OPT_COUNT], inherited[EPO_OPT_COUNT];
     /* The step, on a node. */
     uint32_t job, step;
@@ -59,6 +61,8 @@ int ep_options_register(struct ep_plugin *plugin, spank_t spank, spank_opt_cb_f 
 int ep_option_take(struct ep_plugin *plugin, int flag, const char *argument);
 /* Of --delay-wgrad and --no-delay-wgrad hands only the last one on to the job. */
 void ep_options_hand_on(struct ep_plugin *plugin, spank_t spank);
+/* Slurm calls back for one component of a heterogeneous job after the other. */
+void ep_options_end_round(struct ep_plugin *plugin);
 
 /* settings.c: plugstack.conf's arguments; the configuration; the environment. */
 int ep_settings_arguments(struct ep_plugin *plugin, int count, char **arguments);

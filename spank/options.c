@@ -82,9 +82,22 @@ int ep_option_take(struct ep_plugin *plugin, int flag, const char *argument) {
         return -1;
     }
     int *values = is_inherited(plugin, flag) ? plugin->inherited : plugin->command;
+    if (plugin->rounds > 0 && values == plugin->command && values[id] != EPO_UNSET &&
+        values[id] != value)
+        plugin->components_differ = true;
     plugin->flag_seen[flag] = true;
     values[id] = value;
     return 0;
+}
+
+void ep_options_end_round(struct ep_plugin *plugin) {
+    plugin->rounds++;
+    memset(plugin->flag_seen, 0, sizeof plugin->flag_seen);
+    if (plugin->components_differ)
+        wrap_format(plugin->api->log_info,
+                    "ep-overlap: the components of this heterogeneous job differ in their "
+                    "options; they run as one step, and the last value of each counts");
+    plugin->components_differ = false;
 }
 
 void ep_options_hand_on(struct ep_plugin *plugin, spank_t spank) {

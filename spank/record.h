@@ -11,10 +11,12 @@
 
 #define EP_RECORD_MAX (EPO_ERROR_MAX + 128)
 
-/* "1 JOB STEP STATE EXPLICIT ANY AUTO VALUE VALUE VALUE REASON"; STATE is on, off or refused,
- * and then the reason is the refusal. */
+/* "1 JOB STEP STATE EXPLICIT ANY AUTO VALUE*3 SOURCE*3 REASON": STATE 0 is off, 1
+ * on, 2 refused (REASON is the refusal), 3 `auto` that waits for the nodes.  The
+ * record of a heterogeneous job has job 0. */
 void ep_record_write(const struct ep_plugin *plugin, char *text, size_t room);
-/* False when the text is not a record of this job and step. */
-bool ep_record_read(const char *text, struct ep_plugin *plugin);
+/* False when the text is not a record of this job and step, or, where `shared`
+ * says that this is a heterogeneous job, of all its components. */
+bool ep_record_read(const char *text, bool shared, struct ep_plugin *plugin);
 
 #endif

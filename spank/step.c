@@ -7,6 +7,7 @@
 #include "context.h"
 #include "record.h"
 
+#include "core/auto.h"
 #include "core/names.h"
 
 #include <stdio.h>
@@ -58,10 +59,10 @@ static const char *task_variable(void *from, const char *name) {
     return value;
 }
 
-/* Without a record (srun had no plugin) the node decides by itself. */
+/* Without a record (srun had no plugin) the nodes decide, all by the same: the
+ * options, the user's environment and the list of the step's nodes. */
 static epo_status decide(struct ep_plugin *plugin, struct epo_policy_input *input,
                          struct variables *variables) {
-    input->lenient = true;
     epo_status status = ep_settings_environment(task_variable, variables, input->environment);
     if (status != EPO_OK) {
         wrap_format(plugin->api->log_info, "ep-overlap: step %lu.%lu: %s; it is ignored",
@@ -73,20 +74,48 @@ static epo_status decide(struct ep_plugin *plugin, struct epo_policy_input *inpu
     return epo_policy_decide(input, &plugin->decision);
 }
 
-/* A record that says on is held against this node's policy. */
+/* `auto` that waited for the nodes: all of them know the list of the step's. */
+static epo_status decide_pending(struct ep_plugin *plugin, struct epo_policy_input *input) {
+    bool any_option = plugin->decision.any_option;
+    for (int id = 0; id < EPO_OPT_COUNT; id++) {
+        const struct epo_choice *choice = &plugin->decision.choice[id];
+        if (choice->source == EPO_FROM_COMMAND)
+            input->command[id] = choice->value;
+        else if (choice->source == EPO_FROM_INHERITED)
+            input->inherited[id] = choice->value;
+        else if (choice->source == EPO_FROM_ENVIRONMENT)
+            input->environment[id] = choice->value;
+    }
+    epo_status status = epo_policy_decide(input, &plugin->decision);
+    plugin->decision.any_option = any_option;
+    return status;
+}
+
+/* What was decided on for the step is held against this node's own policy.  A
+ * node of another opinion refuses: the nodes of a step never differ. */
 static epo_status verify(struct ep_plugin *plugin, struct epo_policy_input *input) {
     struct epo_decision here;
-    if (plugin->config == NULL && !plugin->decision.explicit_on) {
-        plugin->decision.on = false;
-        snprintf(plugin->decision.reason, sizeof plugin->decision.reason,
+    struct epo_decision *decision = &plugin->decision;
+    if (plugin->config == NULL && !decision->explicit_on) {
+        decision->on = false;
+        snprintf(decision->reason, sizeof decision->reason,
                  "the site's configuration is broken: %.400s", plugin->config_error);
         return EPO_OK;
     }
     for (int id = 0; id < EPO_OPT_COUNT; id++) {
         input->environment[id] = EPO_UNSET;
-        input->command[id] = plugin->decision.choice[id].value;
+        input->command[id] = decision->choice[id].value;
     }
     input->command[EPO_OPT_OVERLAP] = EPO_OVERLAP_ON;
+    input->lenient = false;
+    input->nodes = ep_node_name(plugin);
+    const struct epo_class *class =
+        decision->automatic && plugin->config != NULL ? epo_auto_class(input, input->nodes) : NULL;
+    if (class != NULL && class->overlap == EPO_OVERLAP_OFF)
+        return epo_fail(EPO_E_STATE,
+                        "overlap was decided on (%s), but this node's class %s is off (%s:%d); "
+                        "make the nodes' configurations equal",
+                        decision->reason, class->name, input->config->path, class->line);
     return epo_policy_decide(input, &here);
 }
 
@@ -105,7 +134,9 @@ static void fill_input(struct ep_plugin *plugin, spank_t spank, struct epo_polic
     input->group_count = count > 0 ? count : 0;
     input->partition = task_variable(variables, "SLURM_JOB_PARTITION");
     input->account = task_variable(variables, "SLURM_JOB_ACCOUNT");
-    input->nodes = ep_node_name(plugin);
+    const char *nodes = task_variable(variables, "SLURM_STEP_NODELIST");
+    input->nodes = nodes != NULL ? nodes : ep_node_name(plugin);
+    input->lenient = true;
 }
 
 static void log_step(const struct ep_plugin *plugin) {
@@ -134,10 +165,13 @@ void ep_step_decide(struct ep_plugin *plugin, spank_t spank) {
     struct epo_policy_input input;
     fill_input(plugin, spank, &input, &variables);
     const char *record = task_variable(&variables, EPO_STEP_RECORD);
+    bool shared = task_variable(&variables, "SLURM_HET_SIZE") != NULL;
     epo_status status = EPO_OK;
-    if (record == NULL || !ep_record_read(record, plugin))
+    if (record == NULL || !ep_record_read(record, shared, plugin))
         status = decide(plugin, &input, &variables);
-    else if (plugin->refusal[0] == '\0' && plugin->decision.on)
+    else if (plugin->decision.pending)
+        status = decide_pending(plugin, &input);
+    if (status == EPO_OK && plugin->refusal[0] == '\0' && plugin->decision.on)
         status = verify(plugin, &input);
     if (status != EPO_OK && plugin->refusal[0] == '\0')
         snprintf(plugin->refusal, sizeof plugin->refusal, "%s", epo_fail_text());

@@ -5,6 +5,7 @@
  * for the nodes.
  */
 #include "context.h"
+#include "gres.h"
 #include "record.h"
 
 #include "core/names.h"
@@ -18,6 +19,26 @@ static const char *own_variable(void *from, const char *name) {
 static const char *first_of(const struct ep_plugin *plugin, const char *name, const char *other) {
     const char *value = plugin->api->own_getenv(name);
     return value != NULL ? value : plugin->api->own_getenv(other);
+}
+
+/* The components of a heterogeneous job share one srun, which is told about the
+ * last of them only: what depends on nodes is left to the nodes, which all see
+ * the list of the whole step. */
+static bool is_heterogeneous(const struct ep_plugin *plugin) {
+    return plugin->api->own_getenv("SLURM_HET_SIZE") != NULL;
+}
+
+static epo_status decide_by_gres(struct ep_plugin *plugin, struct epo_policy_input *input) {
+    struct ep_gres table;
+    ep_gres_load(plugin, input->nodes, &table);
+    input->gres_of = ep_gres_of;
+    input->gres_context = &table;
+    epo_status status = epo_policy_decide(input, &plugin->decision);
+    if (status == EPO_OK && table.failed && !plugin->decision.on)
+        snprintf(plugin->decision.reason, sizeof plugin->decision.reason,
+                 "auto: the controller did not tell the nodes' gres");
+    ep_gres_free(&table);
+    return status;
 }
 
 /* Decides with what is known by now. */
@@ -38,20 +59,36 @@ static epo_status decide(struct ep_plugin *plugin, bool allocated) {
     }
     input.partition = plugin->api->own_getenv("SLURM_JOB_PARTITION");
     input.account = plugin->api->own_getenv("SLURM_JOB_ACCOUNT");
-    if (allocated)
+    if (allocated && !is_heterogeneous(plugin))
         input.nodes = first_of(plugin, "SLURM_STEP_NODELIST", "SLURM_NODELIST");
-    return epo_policy_decide(&input, &plugin->decision);
+    status = epo_policy_decide(&input, &plugin->decision);
+    if (status == EPO_OK && plugin->decision.automatic && !plugin->decision.on &&
+        input.nodes != NULL && ep_gres_needed(plugin->config))
+        status = decide_by_gres(plugin, &input);
+    return status;
+}
+
+static void write_record(struct ep_plugin *plugin) {
+    char text[EP_RECORD_MAX];
+    ep_record_write(plugin, text, sizeof text);
+    if (plugin->api->own_setenv(EPO_STEP_RECORD, text) != 0)
+        wrap_format(plugin->api->log_error, "ep-overlap: no memory for " EPO_STEP_RECORD);
 }
 
 int ep_submit_check(struct ep_plugin *plugin, spank_t spank) {
     ep_options_hand_on(plugin, spank);
+    ep_options_end_round(plugin);
     ep_settings_load(plugin);
-    if (decide(plugin, false) == EPO_OK)
-        return 0;
-    wrap_format(plugin->api->log_error, "ep-overlap: %s", epo_fail_text());
-    /* Slurm ignores what an `optional` plugin returns here. */
-    plugin->api->exit_submission(1);
-    return -1;
+    if (decide(plugin, false) != EPO_OK) {
+        wrap_format(plugin->api->log_error, "ep-overlap: %s", epo_fail_text());
+        /* Slurm ignores what an `optional` plugin returns here. */
+        plugin->api->exit_submission(1);
+        return -1;
+    }
+    /* All that the first components of a heterogeneous job ever get. */
+    if (plugin->where == S_CTX_LOCAL)
+        write_record(plugin);
+    return 0;
 }
 
 int ep_submit_record(struct ep_plugin *plugin, spank_t spank) {
@@ -62,13 +99,12 @@ int ep_submit_record(struct ep_plugin *plugin, spank_t spank) {
         api->own_unsetenv(EPO_STEP_RECORD);
         return 0;
     }
+    if (is_heterogeneous(plugin))
+        return 0;
     /* The nodes are known only now; srun does not look at what we return, so a
      * refusal travels with the record. */
     if (decide(plugin, true) != EPO_OK)
         snprintf(plugin->refusal, sizeof plugin->refusal, "%s", epo_fail_text());
-    char text[EP_RECORD_MAX];
-    ep_record_write(plugin, text, sizeof text);
-    if (api->own_setenv(EPO_STEP_RECORD, text) != 0)
-        wrap_format(api->log_error, "ep-overlap: no memory for " EPO_STEP_RECORD);
+    write_record(plugin);
     return 0;
 }

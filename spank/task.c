@@ -10,6 +10,7 @@
 #include "core/names.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const char *library_path(const struct ep_plugin *plugin) {
@@ -55,12 +56,20 @@ static bool prepare(struct ep_plugin *plugin, spank_t spank, struct ep_preload *
     return true;
 }
 
+/* Task 0 of the step; each component of a heterogeneous job has a task 0 of its
+ * own, but only one with SLURM_PROCID 0. */
+static bool is_task_zero(struct ep_plugin *plugin, spank_t spank) {
+    uint32_t task = 1;
+    char *rank = plugin->api->task_getenv(spank, "SLURM_PROCID");
+    bool zero = rank == NULL || strcmp(rank, "0") == 0;
+    free(rank);
+    return zero && plugin->api->get_number(spank, S_TASK_GLOBAL_ID, &task) == 0 && task == 0;
+}
+
 /* One line per step for the user who gave an option. */
 static void tell(struct ep_plugin *plugin, spank_t spank) {
-    uint32_t task = 1;
     char text[EPO_DECISION_REASON_MAX + 128];
-    if (!plugin->decision.any_option ||
-        plugin->api->get_number(spank, S_TASK_GLOBAL_ID, &task) != 0 || task != 0)
+    if (!plugin->decision.any_option || !is_task_zero(plugin, spank))
         return;
     epo_decision_text(&plugin->decision, text, sizeof text);
     wrap_format(plugin->api->task_say, "ep-overlap: %s", text);

@@ -14,6 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <slurm/slurm.h>
+
 #define ENV_MAX ((size_t)4 << 20)
 
 static int real_get_number(spank_t spank, spank_item_t item, uint32_t *value) {
@@ -73,6 +75,22 @@ static int real_own_groups(int room, gid_t *groups) {
     if (got < room)
         groups[got++] = getegid();
     return got;
+}
+
+/* slurmstepd may lack it; srun has it. */
+#pragma weak slurm_load_node
+#pragma weak slurm_free_node_info_msg
+
+static int real_each_node(void (*visit)(void *context, const char *node, const char *gres),
+                          void *context) {
+    node_info_msg_t *nodes = NULL;
+    if (slurm_load_node == NULL || slurm_load_node(0, &nodes, SHOW_ALL) != SLURM_SUCCESS)
+        return -1;
+    for (uint32_t i = 0; i < nodes->record_count; i++)
+        if (nodes->node_array[i].name != NULL)
+            visit(context, nodes->node_array[i].name, nodes->node_array[i].gres);
+    slurm_free_node_info_msg(nodes);
+    return 0;
 }
 
 static void real_log_info(const char *line) { slurm_info("%s", line); }
@@ -141,6 +159,7 @@ const struct wrap_spank wrap_spank_real = {
     .own_unsetenv = real_own_unsetenv,
     .own_user = geteuid,
     .own_groups = real_own_groups,
+    .each_node = real_each_node,
     .log_info = real_log_info,
     .log_error = real_log_error,
     .task_say = real_task_say,

@@ -38,6 +38,10 @@ struct wrap_spank {
     int (*own_unsetenv)(const char *name);
     uid_t (*own_user)(void);
     int (*own_groups)(int room, gid_t *groups);
+    /* Every node of the cluster with its generic resources (may be NULL), by one
+     * request to the controller; only for srun.  0, or -1. */
+    int (*each_node)(void (*visit)(void *context, const char *node, const char *gres),
+                     void *context);
     /* One line each; control characters are made harmless. */
     void (*log_info)(const char *line);
     void (*log_error)(const char *line);

@@ -39,38 +39,38 @@ static epo_status read_nodes(const struct reader *reader, const config_setting_t
 static epo_status read_match(const struct reader *reader, const config_setting_t *setting,
                              void *field) {
     static const struct config_key keys[] = {
-        {"user", config_read_ids, offsetof(struct epo_rule, user)},
-        {"group", config_read_ids, offsetof(struct epo_rule, group)},
-        {"partition", config_read_words, offsetof(struct epo_rule, partition)},
-        {"account", config_read_words, offsetof(struct epo_rule, account)},
-        {"node", read_nodes, offsetof(struct epo_rule, node)},
+        {"user", config_read_ids, offsetof(struct epo_policy_rule, user)},
+        {"group", config_read_ids, offsetof(struct epo_policy_rule, group)},
+        {"partition", config_read_words, offsetof(struct epo_policy_rule, partition)},
+        {"account", config_read_words, offsetof(struct epo_policy_rule, account)},
+        {"node", read_nodes, offsetof(struct epo_policy_rule, node)},
         {NULL, NULL, 0}};
     return config_read_group(reader, setting, keys, field);
 }
 
 static epo_status read_action(const struct reader *reader, const config_setting_t *setting,
                               void *field) {
-    static const char *const words[] = {[EPO_RULE_ALLOW] = "allow",
-                                        [EPO_RULE_DENY] = "deny",
-                                        [EPO_RULE_DEFAULT] = "default",
-                                        [EPO_RULE_LOCK] = "lock",
+    static const char *const words[] = {[EPO_POLICY_ALLOW] = "allow",
+                                        [EPO_POLICY_DENY] = "deny",
+                                        [EPO_POLICY_DEFAULT] = "default",
+                                        [EPO_POLICY_LOCK] = "lock",
                                         NULL};
     return config_read_word(reader, setting, words, field);
 }
 
 static epo_status read_rule(const struct reader *reader, const config_setting_t *setting,
                             void *field) {
-#define VALUE(id) offsetof(struct epo_rule, values) + (id) * sizeof(int)
+#define VALUE(id) offsetof(struct epo_policy_rule, values) + (id) * sizeof(int)
     static const struct config_key keys[] = {
         {"match", read_match, 0},
-        {"action", read_action, offsetof(struct epo_rule, action)},
+        {"action", read_action, offsetof(struct epo_policy_rule, action)},
         {"overlap", config_read_overlap, VALUE(EPO_OPT_OVERLAP)},
         {"dispatcher", config_read_dispatcher, VALUE(EPO_OPT_DISPATCHER)},
         {"delay_wgrad", config_read_delay_wgrad, VALUE(EPO_OPT_DELAY_WGRAD)},
-        {"message", config_read_text, offsetof(struct epo_rule, message)},
+        {"message", config_read_text, offsetof(struct epo_policy_rule, message)},
         {NULL, NULL, 0}};
 #undef VALUE
-    struct epo_rule *rule = field;
+    struct epo_policy_rule *rule = field;
     rule->line = (int)config_setting_source_line(setting);
     rule->action = EPO_UNSET;
     int given = 0;
@@ -84,15 +84,15 @@ static epo_status read_rule(const struct reader *reader, const config_setting_t 
     if (rule->action == EPO_UNSET)
         return config_fail(reader, setting,
                            "a policy rule without action; allowed allow, deny, default, lock");
-    bool wants = rule->action == EPO_RULE_DEFAULT || rule->action == EPO_RULE_LOCK;
+    bool wants = rule->action == EPO_POLICY_DEFAULT || rule->action == EPO_POLICY_LOCK;
     if (wants && given == 0)
         return config_fail(reader, setting,
                            "a %s rule says which value: add overlap, dispatcher "
                            "or delay_wgrad",
-                           rule->action == EPO_RULE_LOCK ? "lock" : "default");
+                           rule->action == EPO_POLICY_LOCK ? "lock" : "default");
     if (!wants && given > 0)
         return config_fail(reader, setting, "%s rule has no values; use default or lock",
-                           rule->action == EPO_RULE_ALLOW ? "an allow" : "a deny");
+                           rule->action == EPO_POLICY_ALLOW ? "an allow" : "a deny");
     return EPO_OK;
 }
 
@@ -360,7 +360,7 @@ epo_status epo_config_load(const char *path, bool required, const struct epo_tru
 
 static void destroy_rules(struct epo_config *config) {
     for (int i = 0; i < config->rule_count; i++) {
-        struct epo_rule *rule = &config->rules[i];
+        struct epo_policy_rule *rule = &config->rules[i];
         free(rule->user.items);
         free(rule->group.items);
         config_words_clear(&rule->partition);

@@ -16,10 +16,10 @@
 #define EPO_CONFIG_BYTES_MAX ((size_t)1 << 20)
 
 typedef enum epo_action {
-    EPO_RULE_ALLOW,
-    EPO_RULE_DENY,
-    EPO_RULE_DEFAULT,
-    EPO_RULE_LOCK
+    EPO_POLICY_ALLOW,
+    EPO_POLICY_DENY,
+    EPO_POLICY_DEFAULT,
+    EPO_POLICY_LOCK
 } epo_action;
 
 struct epo_words {
@@ -32,7 +32,7 @@ struct epo_ids {
 };
 
 /* One entry of `policy`; an empty list matches everybody. */
-struct epo_rule {
+struct epo_policy_rule {
     int line;
     struct epo_ids user, group;          /* numbers: binding */
     struct epo_words partition, account; /* names: advisory */
@@ -71,7 +71,7 @@ struct epo_checks {
 struct epo_config {
     char *path; /* where it was read; NULL: built in */
     int defaults[EPO_OPT_COUNT];
-    struct epo_rule *rules;
+    struct epo_policy_rule *rules;
     int rule_count;
     struct epo_class *classes;
     int class_count;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/policy.h"
 
+#include "core/auto.h"
 #include "core/hostlist.h"
 
 #include <stdio.h>
@@ -41,7 +42,7 @@ static bool has_word(const struct epo_words *words, const char *word) {
 }
 
 /* All parts that a rule names have to match; what is not known does not match. */
-static bool rule_matches(const struct epo_rule *rule, const struct epo_policy_input *input,
+static bool rule_matches(const struct epo_policy_rule *rule, const struct epo_policy_input *input,
                          const char *node) {
     return (rule->user.count == 0 || has_id(&rule->user, (uint32_t)input->user)) &&
            (rule->group.count == 0 || has_group(&rule->group, input)) &&
@@ -50,7 +51,8 @@ static bool rule_matches(const struct epo_rule *rule, const struct epo_policy_in
            (rule->node == NULL || (node != NULL && epo_hostlist_has(rule->node, node)));
 }
 
-static const struct epo_rule *first_match(const struct epo_policy_input *input, const char *node) {
+static const struct epo_policy_rule *first_match(const struct epo_policy_input *input,
+                                                 const char *node) {
     for (int i = 0; i < input->config->rule_count; i++)
         if (rule_matches(&input->config->rules[i], input, node))
             return &input->config->rules[i];
@@ -59,21 +61,24 @@ static const struct epo_rule *first_match(const struct epo_policy_input *input, 
 
 struct strictest {
     const struct epo_policy_input *input;
-    const struct epo_rule *rule;
+    const struct epo_policy_rule *rule;
 };
 
-static int strictness(const struct epo_rule *rule) {
-    static const int order[] = {
-        [EPO_RULE_ALLOW] = 1, [EPO_RULE_DEFAULT] = 2, [EPO_RULE_LOCK] = 3, [EPO_RULE_DENY] = 4};
+static int strictness(const struct epo_policy_rule *rule) {
+    static const int order[] = {[EPO_POLICY_ALLOW] = 1,
+                                [EPO_POLICY_DEFAULT] = 2,
+                                [EPO_POLICY_LOCK] = 3,
+                                [EPO_POLICY_DENY] = 4};
     return rule == NULL ? 0 : order[rule->action];
 }
 
 static bool visit_node(const char *node, void *context) {
     struct strictest *so_far = context;
-    const struct epo_rule *rule = first_match(so_far->input, node);
+    const struct epo_policy_rule *rule = first_match(so_far->input, node);
     if (strictness(rule) > strictness(so_far->rule))
         so_far->rule = rule;
-    return strictness(so_far->rule) < strictness(&(struct epo_rule){.action = EPO_RULE_DENY});
+    return strictness(so_far->rule) <
+           strictness(&(struct epo_policy_rule){.action = EPO_POLICY_DENY});
 }
 
 static bool any_rule_names_nodes(const struct epo_config *config) {
@@ -85,7 +90,7 @@ static bool any_rule_names_nodes(const struct epo_config *config) {
 
 /* The rule for this step: the first that matches; where nodes differ, the
  * strictest of theirs, so that all nodes of a step do the same. */
-static const struct epo_rule *find_rule(const struct epo_policy_input *input) {
+static const struct epo_policy_rule *find_rule(const struct epo_policy_input *input) {
     if (input->nodes == NULL || !any_rule_names_nodes(input->config))
         return first_match(input, NULL);
     struct strictest so_far = {input, NULL};
@@ -99,13 +104,13 @@ static bool is_option(epo_source source) {
 }
 
 /* The strongest wish, the lock aside. */
-static struct epo_choice choose(const struct epo_policy_input *input, const struct epo_rule *rule,
-                                int id) {
+static struct epo_choice choose(const struct epo_policy_input *input,
+                                const struct epo_policy_rule *rule, int id) {
     const struct epo_choice candidates[] = {
         {input->command[id], EPO_FROM_COMMAND},
         {input->inherited[id], EPO_FROM_INHERITED},
         {input->environment[id], EPO_FROM_ENVIRONMENT},
-        {rule != NULL && rule->action == EPO_RULE_DEFAULT ? rule->values[id] : EPO_UNSET,
+        {rule != NULL && rule->action == EPO_POLICY_DEFAULT ? rule->values[id] : EPO_UNSET,
          EPO_FROM_RULE},
         {input->config->defaults[id], EPO_FROM_SITE},
     };
@@ -115,15 +120,15 @@ static struct epo_choice choose(const struct epo_policy_input *input, const stru
     return (struct epo_choice){epo_options[id].preset, EPO_FROM_BUILTIN};
 }
 
-static const char *said(const struct epo_rule *rule) {
+static const char *said(const struct epo_policy_rule *rule) {
     return rule->message != NULL ? rule->message : "ask the administrator";
 }
 
-static epo_status forbidden(const struct epo_policy_input *input, const struct epo_rule *rule,
-                            int id, int value) {
+static epo_status forbidden(const struct epo_policy_input *input,
+                            const struct epo_policy_rule *rule, int id, int value) {
     return epo_fail(EPO_E_STATE, "--%s=%s is %s by the site's policy (%s:%d): %s",
                     epo_options[id].name, epo_option_word((epo_option_id)id, value),
-                    rule->action == EPO_RULE_DENY ? "denied" : "locked to another value",
+                    rule->action == EPO_POLICY_DENY ? "denied" : "locked to another value",
                     input->config->path, rule->line, said(rule));
 }
 
@@ -133,8 +138,9 @@ static bool within_lock(int id, int value, int lock) {
            (id == EPO_OPT_DISPATCHER && lock == EPO_CHOICE_FLEX && value != EPO_CHOICE_ALLTOALL);
 }
 
-static epo_status apply_lock(const struct epo_policy_input *input, const struct epo_rule *rule,
-                             int id, struct epo_choice *choice) {
+static epo_status apply_lock(const struct epo_policy_input *input,
+                             const struct epo_policy_rule *rule, int id,
+                             struct epo_choice *choice) {
     int lock = rule->values[id];
     if (lock == EPO_UNSET)
         return EPO_OK;
@@ -146,7 +152,7 @@ static epo_status apply_lock(const struct epo_policy_input *input, const struct 
     /* `auto` leaves it to the site, so no lock contradicts it. */
     bool asked =
         is_option(choice->source) && !(id == EPO_OPT_OVERLAP && choice->value == EPO_OVERLAP_AUTO);
-    if (asked && !input->lenient)
+    if (asked)
         return forbidden(input, rule, id, choice->value);
     *choice = (struct epo_choice){lock, EPO_FROM_LOCK};
     return EPO_OK;
@@ -180,8 +186,8 @@ static epo_status check_companions(const struct epo_policy_input *input,
 }
 
 static void reason_of_choice(const struct epo_decision *decision,
-                             const struct epo_policy_input *input, const struct epo_rule *rule,
-                             char *reason, size_t room) {
+                             const struct epo_policy_input *input,
+                             const struct epo_policy_rule *rule, char *reason, size_t room) {
     const struct epo_choice *overlap = &decision->choice[EPO_OPT_OVERLAP];
     const char *word = epo_option_word(EPO_OPT_OVERLAP, overlap->value);
     if (is_option(overlap->source))
@@ -197,21 +203,14 @@ static void reason_of_choice(const struct epo_decision *decision,
         snprintf(reason, room, "%s", epo_source_text(overlap->source));
 }
 
-/* `auto` becomes on or off. */
-static void decide_auto(struct epo_decision *decision) {
-    decision->on = false;
-    snprintf(decision->reason, sizeof decision->reason,
-             "auto: not decided before the plugin's own issue");
-}
-
-static epo_status apply_deny(const struct epo_policy_input *input, const struct epo_rule *rule,
-                             struct epo_decision *decision) {
+static epo_status apply_deny(const struct epo_policy_input *input,
+                             const struct epo_policy_rule *rule, struct epo_decision *decision) {
     const struct epo_choice *overlap = &decision->choice[EPO_OPT_OVERLAP];
     if (overlap->value == EPO_OVERLAP_OFF)
         return EPO_OK;
-    if (overlap->value == EPO_OVERLAP_ON && is_option(overlap->source) && !input->lenient)
+    if (overlap->value == EPO_OVERLAP_ON && is_option(overlap->source))
         return forbidden(input, rule, EPO_OPT_OVERLAP, overlap->value);
-    decision->on = false;
+    decision->on = decision->pending = false;
     snprintf(decision->reason, sizeof decision->reason, "denied by the site's policy (%s:%d): %s",
              input->config->path, rule->line, said(rule));
     return EPO_OK;
@@ -249,10 +248,10 @@ static epo_status decide_without_config(const struct epo_policy_input *input,
 
 static epo_status decide_with_config(const struct epo_policy_input *input,
                                      struct epo_decision *decision) {
-    const struct epo_rule *rule = find_rule(input);
+    const struct epo_policy_rule *rule = find_rule(input);
     for (int id = 0; id < EPO_OPT_COUNT; id++) {
         decision->choice[id] = choose(input, rule, id);
-        if (rule != NULL && rule->action == EPO_RULE_LOCK) {
+        if (rule != NULL && rule->action == EPO_POLICY_LOCK) {
             epo_status status = apply_lock(input, rule, id, &decision->choice[id]);
             if (status != EPO_OK)
                 return status;
@@ -264,8 +263,8 @@ static epo_status decide_with_config(const struct epo_policy_input *input,
     decision->explicit_on = decision->on && is_option(overlap->source);
     reason_of_choice(decision, input, rule, decision->reason, sizeof decision->reason);
     if (decision->automatic)
-        decide_auto(decision);
-    if (rule != NULL && rule->action == EPO_RULE_DENY) {
+        epo_auto_decide(input, decision);
+    if (rule != NULL && rule->action == EPO_POLICY_DENY) {
         epo_status status = apply_deny(input, rule, decision);
         if (status != EPO_OK)
             return status;

@@ -38,8 +38,12 @@ struct epo_policy_input {
     const gid_t *groups;
     int group_count;
     const char *partition, *account, *nodes; /* NULL: not known (yet) */
-    /* On a node nothing may fail before the task: contradicting options are no
-     * error there, `off` wins. */
+    /* A node's generic resources as Slurm writes them ("gpu:h100:8"), for classes
+     * told by gres; NULL, or giving NULL: not known. */
+    const char *(*gres_of)(void *context, const char *node);
+    void *gres_context;
+    /* On a node contradicting options are no error, `off` wins: whoever submitted
+     * without the plugin's checks gets the careful reading. */
     bool lenient;
 };
 
@@ -53,6 +57,7 @@ struct epo_decision {
     bool explicit_on; /* an option asked for it: what cannot be served is an error */
     bool any_option;  /* an option was given, whatever it says */
     bool automatic;   /* the wish was `auto` */
+    bool pending;     /* `auto` waits for the nodes to be known; off until then */
     struct epo_choice choice[EPO_OPT_COUNT]; /* the wishes that won */
     char reason[EPO_DECISION_REASON_MAX];    /* one line: why it is on or off */
 };

@@ -65,13 +65,60 @@ failed() {
     grep -q 'ep-overlap: step [0-9.]*: off (the built-in default)' "$work/slurmd.log"
 }
 
-@test "auto answers off, visibly" {
+@test "auto without node classes answers off, visibly" {
     cluster -- 'srun -n2 --ep-overlap=auto env'
     ended 0
     times 2 '^EP_OVERLAP_DECISION=off$'
     times 2 '^EP_OVERLAP_REASON=auto: '
     has_not LD_PRELOAD
-    times 1 '^ep-overlap: off (auto: '
+    times 1 "^ep-overlap: off (auto: the site's configuration has no node_classes)$"
+}
+
+@test "auto is decided once, by the class of the step's nodes" {
+    cat >"$work/c.conf" <<END
+version = 1;
+node_classes = ( { class = "h100"; nodes = "n1"; overlap = "on"; dispatcher = "flex"; },
+                 { class = "h100"; gres = "gpu:h100"; overlap = "on"; dispatcher = "flex"; } );
+END
+    cluster -g 2 -c "$work/c.conf" -- 'show="printenv EP_OVERLAP_REASON EP_OVERLAP_DECISION EP_OVERLAP_DISPATCHER"
+t srun -w n1 -n1 --ep-overlap=auto $show
+t salloc -Q -N2 --ep-overlap=auto srun -n2 $show'
+    times 3 '^on$'
+    times 3 '^flex$'
+    times 3 '^auto: class h100, '
+    times 2 '^ep-overlap: on, dispatcher flex (auto: class h100, '
+    sed -i 's/"gpu:h100"; overlap = "on"/"gpu:a100"; overlap = "on"/' "$work/c.conf"
+    cluster -g 2 -c "$work/c.conf" -- 't srun -N2 -n2 --ep-overlap=auto printenv EP_OVERLAP_DECISION EP_OVERLAP_REASON'
+    times 2 '^off$'
+    times 3 'auto: node n2 belongs to no class'
+}
+
+@test "heterogeneous jobs: one decision, and differing values are told" {
+    echo 'version = 1; node_classes = ( { class = "h100"; nodes = "n[1-2]"; overlap = "on"; } );' >"$work/c.conf"
+    cluster -n 3 -c "$work/c.conf" -- 'show="printenv EP_OVERLAP_DECISION"
+echo "== A"; t srun -n1 --ep-overlap=on --delay-wgrad : -n2 $show
+echo "== B"; t srun -n1 --ep-overlap=off : -n1 --ep-overlap=on $show
+echo "== C"; t srun -w n1 -n1 --ep-overlap=auto : -w n2 -n1 $show
+echo "== D"; t srun -w n1 -n1 --ep-overlap=auto : -w n3 -n1 $show
+echo "== E"; t salloc -Q -n1 --ep-overlap=on : -n1 srun --het-group=0,1 env'
+    local all=$output
+    output=${all#*== A}
+    output=${output%%== B*}
+    times 3 '^on$'
+    times 1 '^ep-overlap: on, '
+    output=${all#*== B}
+    output=${output%%== C*}
+    times 2 '^on$'
+    times 1 'components of this heterogeneous job differ'
+    output=${all#*== C}
+    output=${output%%== D*}
+    times 2 '^on$'
+    output=${all#*== D}
+    output=${output%%== E*}
+    times 2 '^off$'
+    output=${all#*== E}
+    times 2 '^EP_OVERLAP_DECISION=on$'
+    has_not SLURM_EP_OVERLAP_STEP
 }
 
 @test "bad values are refused at submission with one line" {

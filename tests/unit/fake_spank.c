@@ -151,6 +151,14 @@ static int own_unsetenv(const char *name) {
 
 static uid_t own_user(void) { return fake.own_user; }
 static int own_groups(int room, gid_t *groups) { return get_groups(NULL, room, groups); }
+static int each_node(void (*visit)(void *context, const char *node, const char *gres),
+                     void *context) {
+    fake.node_requests++;
+    for (int i = 0; i < fake.node_count; i++)
+        visit(context, fake.nodes[i], fake.gres[i]);
+    return fake.node_count > 0 ? 0 : -1;
+}
+
 static void log_info(const char *line) { note(fake.log, line); }
 static void log_error(const char *line) { note(fake.log, line); }
 static void task_say(const char *line) { note(fake.said, line); }
@@ -182,6 +190,7 @@ const struct wrap_spank wrap_spank_fake = {
     .own_unsetenv = own_unsetenv,
     .own_user = own_user,
     .own_groups = own_groups,
+    .each_node = each_node,
     .log_info = log_info,
     .log_error = log_error,
     .task_say = task_say,

@@ -33,6 +33,8 @@ struct fake {
     char unset[FAKE_TEXT]; /* control variables that were taken back */
     int run_status;
     int exit_submission, exit_task; /* -1: not called */
+    const char *nodes[8], *gres[8]; /* the cluster's; none: the controller does not answer */
+    int node_count, node_requests;
     struct spank_option options[EP_FLAG_COUNT];
     int option_count;
     bool refuse_options;

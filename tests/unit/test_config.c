@@ -67,7 +67,7 @@ static void every_key_is_read(void) {
     CU_ASSERT_EQUAL(c->defaults[EPO_OPT_DELAY_WGRAD], EPO_WGRAD_DELAYED);
     CU_ASSERT_EQUAL_FATAL(c->rule_count, 4);
     CU_ASSERT_EQUAL(c->rules[0].line, 4);
-    CU_ASSERT_EQUAL(c->rules[0].action, EPO_RULE_DENY);
+    CU_ASSERT_EQUAL(c->rules[0].action, EPO_POLICY_DENY);
     CU_ASSERT_EQUAL(c->rules[0].user.count, 2);
     CU_ASSERT_EQUAL(c->rules[0].user.items[1], 1001);
     CU_ASSERT_EQUAL(c->rules[0].group.items[0], 200);
@@ -78,7 +78,7 @@ static void every_key_is_read(void) {
     CU_ASSERT_EQUAL(c->rules[1].values[EPO_OPT_OVERLAP], EPO_OVERLAP_OFF);
     CU_ASSERT_EQUAL(c->rules[1].values[EPO_OPT_DISPATCHER], EPO_UNSET);
     CU_ASSERT_EQUAL(c->rules[2].values[EPO_OPT_DELAY_WGRAD], EPO_WGRAD_INLINE);
-    CU_ASSERT_EQUAL(c->rules[3].action, EPO_RULE_ALLOW);
+    CU_ASSERT_EQUAL(c->rules[3].action, EPO_POLICY_ALLOW);
     CU_ASSERT_EQUAL_FATAL(c->class_count, 2);
     CU_ASSERT_STRING_EQUAL(c->classes[0].name, "h100");
     CU_ASSERT_EQUAL(c->classes[0].overlap, 1);

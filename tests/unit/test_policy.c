@@ -171,6 +171,62 @@ static void the_strictest_of_the_nodes_rules(void) {
     epo_config_destroy(c);
 }
 
+static const char *gres_of(void *context, const char *node) {
+    (void)context;
+    return node[0] == 'h' ? "gpu:h100:8(S:0-1),nic:2" : node[0] == 'x' ? NULL : "nic:1,gpu:h1000:2";
+}
+
+static void auto_by_the_class_of_the_nodes(void) {
+    struct epo_config *c = parse(
+        "version = 1; defaults = { dispatcher = \"alltoall\"; };\n"
+        "node_classes = ( { class = \"h100\"; nodes = \"a[1-4]\"; overlap = \"on\"; dispatcher "
+        "= \"flex\"; delay_wgrad = true; },\n"
+        "{ class = \"l40s\"; nodes = \"b[1-4]\"; overlap = \"off\"; },\n"
+        "{ class = \"h100\"; gres = \"gpu:h100\"; overlap = \"on\"; } );");
+    struct epo_policy_input in = input_of(c);
+    struct epo_decision d;
+    static const struct {
+        const char *nodes;
+        bool on, pending;
+        const char *reason;
+    } cases[] = {
+        {NULL, false, true, "auto: decided when the nodes are known"},
+        {"a1", true, false, "auto: class h100, /c:2"},
+        {"a[1-4]", true, false, "auto: class h100, /c:2"},
+        {"b2", false, false, "auto: class l40s is off (/c:3)"},
+        {"a1,b1", false, false, "auto: nodes of different classes, a1 (h100) and b1 (l40s)"},
+        {"a1,z1", false, false, "auto: node z1 belongs to no class"},
+        {"h[1-3],a1", true, false, "auto: class h100, /c:4"},
+        {"x1", false, false, "auto: node x1 belongs to no class"},
+        {"a[", false, false, "auto: \"a[\" is no list of nodes"},
+    };
+    in.command[OV] = EPO_OVERLAP_AUTO;
+    in.gres_of = gres_of;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        in.nodes = cases[i].nodes;
+        CU_ASSERT_EQUAL(epo_policy_decide(&in, &d), EPO_OK);
+        CU_ASSERT_EQUAL(d.on, cases[i].on);
+        CU_ASSERT_EQUAL(d.pending, cases[i].pending);
+        CU_ASSERT_STRING_EQUAL(d.reason, cases[i].reason);
+        CU_ASSERT_TRUE(d.automatic);
+    }
+    in.nodes = "a1";
+    CU_ASSERT_EQUAL(epo_policy_decide(&in, &d), EPO_OK);
+    CU_ASSERT_EQUAL(d.choice[DI].value, EPO_CHOICE_FLEX);
+    CU_ASSERT_EQUAL(d.choice[WG].value, EPO_WGRAD_DELAYED);
+    in.environment[DI] = EPO_CHOICE_ALLTOALL; /* a user's wish is stronger than the class */
+    in.command[WG] = EPO_WGRAD_INLINE;
+    CU_ASSERT_EQUAL(epo_policy_decide(&in, &d), EPO_OK);
+    CU_ASSERT_EQUAL(d.choice[DI].value, EPO_CHOICE_ALLTOALL);
+    CU_ASSERT_EQUAL(d.choice[WG].value, EPO_WGRAD_INLINE);
+    epo_config_destroy(c);
+    c = parse("version = 1;");
+    in.config = c;
+    CU_ASSERT_EQUAL(epo_policy_decide(&in, &d), EPO_OK);
+    CU_ASSERT_STRING_EQUAL(d.reason, "auto: the site's configuration has no node_classes");
+    epo_config_destroy(c);
+}
+
 static void a_broken_configuration(void) {
     struct epo_policy_input in = input_of(NULL);
     struct epo_decision d;
@@ -220,9 +276,9 @@ static struct outcome model_decide(const struct model *m) {
     for (int id = 0; id < 3; id++) {
         int by_rank[7] = {builtin[id],     m->defaults[id], -1, m->given[0][id],
                           m->given[1][id], m->given[2][id], -1};
-        if (rule != NULL && rule->action == EPO_RULE_DEFAULT)
+        if (rule != NULL && rule->action == EPO_POLICY_DEFAULT)
             by_rank[2] = rule->values[id];
-        if (rule != NULL && rule->action == EPO_RULE_LOCK)
+        if (rule != NULL && rule->action == EPO_POLICY_LOCK)
             by_rank[6] = rule->values[id];
         int asked = -1, rank = -1;
         for (int r = 0; r < 6; r++)
@@ -247,7 +303,7 @@ static struct outcome model_decide(const struct model *m) {
         o.rank[id] = rank;
     }
     o.on = o.value[0] == EPO_OVERLAP_ON;
-    if (rule != NULL && rule->action == EPO_RULE_DENY) {
+    if (rule != NULL && rule->action == EPO_POLICY_DENY) {
         if (o.on && (o.rank[0] == 4 || o.rank[0] == 5)) {
             o.kind = FORBIDDEN;
             return o;
@@ -284,8 +340,8 @@ static void random_model(struct model *m) {
         rule->partition = rand() % 2 ? 1 + rand() % 2 : 0;
         rule->action = rand() % 4;
         for (int id = 0; id < 3; id++)
-            rule->values[id] = rule->action >= EPO_RULE_DEFAULT ? maybe(counts[id]) : -1;
-        if (rule->action >= EPO_RULE_DEFAULT && rule->values[0] < 0 && rule->values[1] < 0)
+            rule->values[id] = rule->action >= EPO_POLICY_DEFAULT ? maybe(counts[id]) : -1;
+        if (rule->action >= EPO_POLICY_DEFAULT && rule->values[0] < 0 && rule->values[1] < 0)
             rule->values[0] = rand() % 3;
     }
 }
@@ -367,8 +423,8 @@ static void random_combinations_against_the_model(void) {
                        rank_of(d.choice[id].source) == want.rank[id];
         }
         differs += !same;
-        in.lenient = true; /* on a node nothing is an error */
-        CU_ASSERT_EQUAL(epo_policy_decide(&in, &d), EPO_OK);
+        in.lenient = true; /* on a node off wins instead of contradicting */
+        CU_ASSERT_EQUAL(epo_policy_decide(&in, &d), want.kind == FORBIDDEN ? EPO_E_STATE : EPO_OK);
         epo_config_destroy(config);
     }
     CU_ASSERT_EQUAL(differs, 0);
@@ -386,6 +442,7 @@ int main(void) {
                                  TEST(locks_bind_and_say_so),
                                  TEST(denied),
                                  TEST(the_strictest_of_the_nodes_rules),
+                                 TEST(auto_by_the_class_of_the_nodes),
                                  TEST(a_broken_configuration),
                                  TEST(random_combinations_against_the_model),
                                  CU_TEST_INFO_NULL};

@@ -561,16 +561,18 @@ static void nodes_known_after_allocation_decide(void) {
 }
 
 static void a_record_of_another_step_counts_for_nothing(void) {
-    static const char *const forged[] = {"1 7 1 1 1 1 0 1 1 0 forged",
-                                         "1 8 0 1 1 1 0 1 1 0 forged",
-                                         "2 7 0 1 1 1 0 1 1 0 forged",
-                                         "1 7 0 1 1 1 0 1 9 0 forged",
-                                         "1 7 0 5 1 1 0 1 1 0 forged",
-                                         "1 7 0 1 1 1 0 1 1",
-                                         "1 7 0 1 1 1 0 1 -1 0 forged",
+    static const char *const forged[] = {"1 7 1 1 1 1 0 1 1 0 5 5 5 forged",
+                                         "1 8 0 1 1 1 0 1 1 0 5 5 5 forged",
+                                         "2 7 0 1 1 1 0 1 1 0 5 5 5 forged",
+                                         "1 7 0 1 1 1 0 1 9 0 5 5 5 forged",
+                                         "1 7 0 5 1 1 0 1 1 0 5 5 5 forged",
+                                         "1 7 0 1 1 1 0 1 1 0 5 5 5",
+                                         "1 7 0 1 1 1 0 1 -1 0 5 5 5 forged",
+                                         "1 7 0 1 1 1 0 1 1 0 5 5 9 forged",
+                                         "1 0 0 1 1 1 0 1 1 0 5 5 5 not het",
+                                         "1 7 0 1 1 1 0 9999999999999999999999 0 0 5 5 5 x",
                                          "",
-                                         "on",
-                                         "1 7 0 1 1 1 0 99999999999999999999999 0 0 x"};
+                                         "on"};
     for (size_t i = 0; i < sizeof forged / sizeof forged[0]; i++) {
         fake_begin(S_CTX_REMOTE);
         configure("");
@@ -603,6 +605,106 @@ static void without_a_record_the_node_decides(void) {
     CU_ASSERT_FALSE(plugin.decision.on);
     HAS(fake.log, "it is ignored");
     CU_ASSERT_EQUAL(lines(fake.log), 2);
+    fake_end();
+}
+
+static void without_a_record_policy_still_binds(void) {
+    fake_begin(S_CTX_REMOTE);
+    configure("policy = ( { match = { user = 1000; }; action = \"deny\"; } );");
+    begin(S_CTX_REMOTE);
+    give_on();
+    ep_step_decide(&plugin, NULL);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), -1);
+    HAS(fake.said, "denied by the site's policy");
+    fake_end();
+}
+
+#define CLASSES                                                                                    \
+    "node_classes = ( { class = \"h100\"; nodes = \"n[1-2]\"; overlap = \"on\"; dispatcher = "     \
+    "\"flex\"; }, { class = \"h100\"; gres = \"gpu:h100\"; overlap = \"on\"; } );"
+
+static void auto_is_decided_when_the_nodes_are_known(void) {
+    fake_begin(S_CTX_LOCAL);
+    configure(CLASSES);
+    fake_put(&fake.own, "SLURM_NODELIST", "n[1-2]");
+    srun_to_task(give_auto);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    CU_ASSERT_STRING_EQUAL(fake_get(&fake.task, EPO_OUT_DECISION), "on");
+    CU_ASSERT_STRING_EQUAL(fake_get(&fake.task, EPO_OUT_DISPATCHER), "flex");
+    HAS(fake.said, "on, dispatcher flex (auto: class h100, ");
+    CU_ASSERT_EQUAL(fake.node_requests, 0);
+    fake_end();
+}
+
+static void auto_asks_for_gres_once_and_only_if_needed(void) {
+    fake_begin(S_CTX_LOCAL);
+    configure(CLASSES);
+    fake.nodes[0] = "n7", fake.gres[0] = "gpu:h100:8";
+    fake.nodes[1] = "n8", fake.gres[1] = NULL;
+    fake.node_count = 2;
+    fake_put(&fake.own, "SLURM_NODELIST", "n7");
+    srun_to_task(give_auto);
+    CU_ASSERT_TRUE(plugin.decision.on);
+    CU_ASSERT_EQUAL(fake.node_requests, 1);
+    fake_put(&fake.own, "SLURM_NODELIST", "n[7-8]");
+    srun_to_task(give_auto);
+    CU_ASSERT_FALSE(plugin.decision.on);
+    HAS(plugin.decision.reason, "node n8 belongs to no class");
+    fake.node_count = 0;
+    srun_to_task(give_auto);
+    HAS(plugin.decision.reason, "the controller did not tell");
+    fake_end();
+}
+
+static void a_node_of_another_class_refuses(void) {
+    fake_begin(S_CTX_LOCAL);
+    configure(CLASSES);
+    fake_put(&fake.own, "SLURM_NODELIST", "n1");
+    begin(S_CTX_LOCAL);
+    give_auto();
+    ep_submit_check(&plugin, NULL);
+    ep_submit_record(&plugin, NULL);
+    carry();
+    configure("node_classes = ( { class = \"old\"; nodes = \"n1\"; overlap = \"off\"; } );");
+    fake_put(&fake.own, "SLURMD_NODENAME", "n1");
+    begin(S_CTX_REMOTE);
+    give_auto();
+    ep_step_decide(&plugin, NULL);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), -1);
+    HAS(fake.said, "this node's class old is off");
+    fake_end();
+}
+
+static void components_of_a_job_share_one_decision(void) {
+    fake_begin(S_CTX_LOCAL);
+    configure(CLASSES);
+    begin(S_CTX_LOCAL);
+    give_off();
+    CU_ASSERT_EQUAL(ep_submit_check(&plugin, NULL), 0);
+    CU_ASSERT_STRING_EQUAL(fake.log, "");
+    give_auto();
+    CU_ASSERT_EQUAL(ep_submit_check(&plugin, NULL), 0);
+    CU_ASSERT_EQUAL(lines(fake.log), 1);
+    HAS(fake.log, "components of this heterogeneous job differ");
+    fake_put(&fake.own, "SLURM_HET_SIZE", "2");
+    fake_put(&fake.own, "SLURM_NODELIST", "n2"); /* the last component's */
+    CU_ASSERT_EQUAL(ep_submit_record(&plugin, NULL), 0);
+    for (int node = 1; node <= 3; node++) {
+        char name[8];
+        snprintf(name, sizeof name, "n%d", node);
+        carry();
+        fake_put(&fake.task, "SLURM_HET_SIZE", "2");
+        fake_put(&fake.task, "SLURM_STEP_NODELIST", node < 3 ? "n[1-2]" : "n[1-3]");
+        fake_put(&fake.own, "SLURMD_NODENAME", name);
+        fake.job = 6 + (uint32_t)node;
+        begin(S_CTX_REMOTE);
+        give_auto();
+        ep_step_decide(&plugin, NULL);
+        CU_ASSERT_EQUAL(plugin.decision.on, node < 3);
+        CU_ASSERT_TRUE(plugin.decision.any_option);
+        if (node < 3)
+            CU_ASSERT_EQUAL(plugin.decision.choice[EPO_OPT_DISPATCHER].value, EPO_CHOICE_FLEX);
+    }
     fake_end();
 }
 
@@ -763,6 +865,11 @@ int main(void) {
                                  TEST(nodes_known_after_allocation_decide),
                                  TEST(a_record_of_another_step_counts_for_nothing),
                                  TEST(without_a_record_the_node_decides),
+                                 TEST(without_a_record_policy_still_binds),
+                                 TEST(auto_is_decided_when_the_nodes_are_known),
+                                 TEST(auto_asks_for_gres_once_and_only_if_needed),
+                                 TEST(a_node_of_another_class_refuses),
+                                 TEST(components_of_a_job_share_one_decision),
                                  TEST(special_steps_are_left_alone),
                                  TEST(a_batch_script_without_srun_is_told),
                                  TEST(numbers_that_slurm_lacks_change_nothing),
