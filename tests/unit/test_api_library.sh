@@ -28,13 +28,16 @@ check "the header declares functions" test "$(wc -l <"$work/declared")" -gt 30
 check "exports are the header's functions" diff "$work/declared" "$work/exported"
 
 readelf -d "$lib" >"$work/dynamic"
-# a sanitizer brings its own library and constructor
+# a sanitizer brings its own library and constructor, and cannot be preloaded
+plain=0
 if ! grep -q 'lib[a-z]*san\.so' "$work/dynamic" && ! nm -D "$lib" | grep -q '__[atu]san_'; then
+    plain=1
     grep NEEDED "$work/dynamic" | grep -Ev '\[(libc\.so\.6|ld-linux[-a-z0-9_]*\.so\.[0-9])\]' >"$work/needed"
     # (thread-local storage names the loader, which is part of libc)
     check "needs libc alone" test ! -s "$work/needed"
-    # crtbegin's frame_dummy is the only entry of .init_array
-    check "has no constructor" test "$(readelf -SW "$lib" | awk '/\.init_array/ { for (i = 1; i <= NF; i++) if ($i ~ /INIT_ARRAY/) print $(i + 3) }')" = 000008
+    # at most one entry in .init_array: crtbegin's frame_dummy, where the compiler has it
+    init=$(readelf -dW "$lib" | sed -n 's/.*INIT_ARRAYSZ) *\([0-9]*\) .*/\1/p')
+    check "has no constructor" test "${init:-0}" -le 8
 fi
 check "SONAME" grep -q 'SONAME.*\[libep_overlap\.so\.0\]' "$work/dynamic"
 newest=$(objdump -T "$lib" | sed -n 's/.*(\{0,1\}GLIBC_\([0-9.]*\).*/\1/p' | sort -V | tail -1)
@@ -57,9 +60,13 @@ else
 fi
 
 # a preload into a program that never calls it
-said=$(LD_PRELOAD="$lib" /bin/true 2>&1)
-check "preload of /bin/true: status" test $? = 0
-check "preload of /bin/true: silent" test -z "$said"
+if [ $plain = 1 ]; then
+    said=$(LD_PRELOAD="$lib" /bin/true 2>&1)
+    check "preload of /bin/true: status" test $? = 0
+    check "preload of /bin/true: silent" test -z "$said"
+else
+    echo "left out in a sanitized build: NEEDED, constructors, preload of /bin/true"
+fi
 
 # engines: found beside the library, refused by name where they do not fit
 mkdir -p "$work/lib/ep-overlap"

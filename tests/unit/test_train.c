@@ -29,19 +29,17 @@ static options parsed;
 static char printed[8192];
 
 static options_result parse(const char *line) {
-    char copy[512], *argv[32] = {(char *)"ep-train"}, *save = NULL;
+    static char words[512]; /* options point into it */
+    char *argv[32] = {(char *)"ep-train"}, *save = NULL;
     int argc = 1;
     FILE *out = fmemopen(printed, sizeof printed, "w");
     CU_ASSERT_PTR_NOT_NULL_FATAL(out);
     printed[0] = '\0';
-    snprintf(copy, sizeof copy, "%s", line);
-    for (char *w = strtok_r(copy, " ", &save); w != NULL && argc < 31;
+    snprintf(words, sizeof words, "%s", line);
+    for (char *w = strtok_r(words, " ", &save); w != NULL && argc < 31;
          w = strtok_r(NULL, " ", &save))
         argv[argc++] = w;
-    static char *kept[32]; /* options point into argv */
-    for (int i = 0; i < argc; i++)
-        kept[i] = strdup(argv[i]);
-    options_result result = options_read(argc, kept, &parsed, out);
+    options_result result = options_read(argc, argv, &parsed, out);
     fclose(out);
     return result;
 }
