@@ -8,6 +8,7 @@
 #include "unit.h"
 
 #include "backend/host/convert.h"
+#include "backend/host/host.h"
 
 #include <math.h>
 #include <string.h>
@@ -427,9 +428,18 @@ static void gemm_cases(rank_ctx *c) {
     bench_end(c, &b);
 }
 
+/* Each pass as compiled for this CPU, and as for any. */
+static void any_cpu(rank_ctx *c) {
+    c->be->wide = false;
+    rows_cases(c);
+    swiglu_cases(c);
+    gemm_cases(c);
+}
+
 static void gather_and_reduce(void) { CU_ASSERT_EQUAL(ranks_run(1, rows_cases, NULL), 0); }
 static void swiglu_both_ways(void) { CU_ASSERT_EQUAL(ranks_run(1, swiglu_cases, NULL), 0); }
 static void gemm_of_experts(void) { CU_ASSERT_EQUAL(ranks_run(1, gemm_cases, NULL), 0); }
+static void all_without_wide(void) { CU_ASSERT_EQUAL(ranks_run(1, any_cpu, NULL), 0); }
 
 int main(void) {
     const CU_TestInfo tests[] = {
@@ -437,6 +447,7 @@ int main(void) {
         {"gather and reduce", gather_and_reduce},
         {"SwiGLU both ways", swiglu_both_ways},
         {"GEMM of experts, same bits however grouped", gemm_of_experts},
+        {"all of it without wide vectors", all_without_wide},
         CU_TEST_INFO_NULL,
     };
     return unit_run("host_rows", tests);

@@ -4,6 +4,7 @@
  */
 #include "config.h"
 
+#include "backend/host/convert.h"
 #include "backend/host/join.h"
 
 #include <math.h>
@@ -98,6 +99,7 @@ static epo_backend *backend_new(const host_place *p) {
     if (be == NULL)
         return NULL;
     be->pid = getpid();
+    be->wide = HOST_HAS_WIDE;
     be->rank = p->rank;
     be->ranks = p->ranks;
     be->timeout_ns = p->timeout_ns;

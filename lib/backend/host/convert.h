@@ -11,28 +11,40 @@
 
 #include "ep_overlap.h"
 
-static inline uint32_t host_bits(float f) {
+/* A pass is written once, inlined, and compiled twice where that pays: for any CPU
+ * of the architecture, and HOST_WIDE for those that have wide vectors
+ * (epo_backend.wide).  All ranks are on one machine, so all take the same. */
+#define HOST_INLINE static inline __attribute__((always_inline))
+#if defined(__x86_64__)
+#define HOST_WIDE __attribute__((target("avx2,fma")))
+#define HOST_HAS_WIDE (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+#else
+#define HOST_WIDE
+#define HOST_HAS_WIDE 0
+#endif
+
+HOST_INLINE uint32_t host_bits(float f) {
     uint32_t u;
     memcpy(&u, &f, sizeof u);
     return u;
 }
 
-static inline float host_float(uint32_t u) {
+HOST_INLINE float host_float(uint32_t u) {
     float f;
     memcpy(&f, &u, sizeof f);
     return f;
 }
 
-static inline float host_from_bf16(uint16_t h) { return host_float((uint32_t)h << 16); }
+HOST_INLINE float host_from_bf16(uint16_t h) { return host_float((uint32_t)h << 16); }
 
-static inline uint16_t host_to_bf16(float f) {
+HOST_INLINE uint16_t host_to_bf16(float f) {
     uint32_t u = host_bits(f);
     uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     uint32_t nan = (u >> 16) | 0x40u; /* quiet: the payload's upper part may be 0 */
     return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
 }
 
-static inline float host_from_f16(uint16_t h) {
+HOST_INLINE float host_from_f16(uint16_t h) {
     uint32_t sign = (uint32_t)(h & 0x8000u) << 16, rest = (uint32_t)(h & 0x7fffu) << 13;
     uint32_t exponent = rest & 0x0f800000u;
     float small = host_float(rest + 0x38800000u) - host_float(0x38800000u);
@@ -42,7 +54,7 @@ static inline float host_from_f16(uint16_t h) {
     return host_float(u | sign);
 }
 
-static inline uint16_t host_to_f16(float f) {
+HOST_INLINE uint16_t host_to_f16(float f) {
     uint32_t u = host_bits(f), sign = (u >> 16) & 0x8000u, rest = u & 0x7fffffffu;
     /* Below 2^-14 the addition of 0.5 aligns and rounds the mantissa. */
     uint32_t small = host_bits(host_float(rest) + 0.5f) - 0x3f000000u;
@@ -55,10 +67,10 @@ static inline uint16_t host_to_f16(float f) {
     return (uint16_t)(h | sign);
 }
 
-static inline size_t host_type_size(epo_dtype type) { return type == EPO_F32 ? 4 : 2; }
+HOST_INLINE size_t host_type_size(epo_dtype type) { return type == EPO_F32 ? 4 : 2; }
 
 /* n elements, from element `at` of an array of `type`. */
-static inline void host_load(float *dst, const void *src, uint64_t at, uint64_t n, epo_dtype type) {
+HOST_INLINE void host_load(float *dst, const void *src, uint64_t at, uint64_t n, epo_dtype type) {
     if (type == EPO_F32) {
         memcpy(dst, (const float *)src + at, n * sizeof(float));
         return;
@@ -72,8 +84,7 @@ static inline void host_load(float *dst, const void *src, uint64_t at, uint64_t 
             dst[i] = host_from_f16(from[i]);
 }
 
-static inline void host_store(void *dst, uint64_t at, const float *src, uint64_t n,
-                              epo_dtype type) {
+HOST_INLINE void host_store(void *dst, uint64_t at, const float *src, uint64_t n, epo_dtype type) {
     if (type == EPO_F32) {
         memcpy((float *)dst + at, src, n * sizeof(float));
         return;
@@ -87,7 +98,7 @@ static inline void host_store(void *dst, uint64_t at, const float *src, uint64_t
             to[i] = host_to_f16(src[i]);
 }
 
-static inline int host_type_known(epo_dtype type) {
+HOST_INLINE int host_type_known(epo_dtype type) {
     return type == EPO_F32 || type == EPO_BF16 || type == EPO_F16;
 }
 

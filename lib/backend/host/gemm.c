@@ -82,13 +82,37 @@ static gemm_sizes gemm_offsets(const epo_gemm *g, int e) {
     return whole;
 }
 
+HOST_WIDE static void load_wide(float *dst, const void *src, uint64_t at, uint64_t n, epo_dtype t) {
+    host_load(dst, src, at, n, t);
+}
+HOST_WIDE static void store_wide(void *dst, uint64_t at, const float *src, uint64_t n,
+                                 epo_dtype t) {
+    host_store(dst, at, src, n, t);
+}
+
+static void gemm_load(const host_worker *w, float *dst, const void *src, uint64_t at, uint64_t n,
+                      epo_dtype type) {
+    if (w->be->wide)
+        load_wide(dst, src, at, n, type);
+    else
+        host_load(dst, src, at, n, type);
+}
+
+static void gemm_store(const host_worker *w, void *dst, uint64_t at, const float *src, uint64_t n,
+                       epo_dtype type) {
+    if (w->be->wide)
+        store_wide(dst, at, src, n, type);
+    else
+        host_store(dst, at, src, n, type);
+}
+
 /* An operand as fp32: in place, or converted to *room, which moves on. */
-static const float *operand(const void *base, uint64_t at, uint64_t n, epo_dtype type,
-                            float **room) {
+static const float *operand(const host_worker *w, const void *base, uint64_t at, uint64_t n,
+                            epo_dtype type, float **room) {
     if (type == EPO_F32)
         return (const float *)base + at;
     float *to = *room;
-    host_load(to, base, at, n, type);
+    gemm_load(w, to, base, at, n, type);
     *room += n;
     return to;
 }
@@ -103,16 +127,16 @@ static bool gemm_expert(host_worker *w, const epo_gemm *g, int e) {
     if (!scratch_reserve(w, need))
         return false;
     float *room = w->scratch;
-    const float *a = operand(g->a, at.a, size.a, g->type, &room);
-    const float *b = operand(g->b, at.b, size.b, g->type, &room);
+    const float *a = operand(w, g->a, at.a, size.a, g->type, &room);
+    const float *b = operand(w, g->b, at.b, size.b, g->type, &room);
     if (c_type == EPO_F32) {
         sgemm(g, (int)m, a, b, (float *)g->c + at.c);
         return true;
     }
     if (g->kind == EPO_GEMM_WGRAD)
-        host_load(room, g->c, at.c, size.c, c_type);
+        gemm_load(w, room, g->c, at.c, size.c, c_type);
     sgemm(g, (int)m, a, b, room);
-    host_store(g->c, at.c, room, size.c, c_type);
+    gemm_store(w, g->c, at.c, room, size.c, c_type);
     return true;
 }
 

@@ -140,6 +140,7 @@ typedef struct host_record host_record;
 
 struct epo_backend {
     int rank, ranks;
+    bool wide; /* passes over rows use wide vectors (convert.h) */
     pid_t pid; /* of the process that opened it */
     int64_t timeout_ns, warn_ns;
     _Atomic int64_t spin_ns; /* before a wait sleeps */

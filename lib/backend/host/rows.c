@@ -33,19 +33,33 @@ epo_status host_gather(epo_queue *q, const epo_rows_gather *g, const epo_deps *d
     return host_op_issue(q, op);
 }
 
+/* Adds n elements; fp32 as it lies there. */
+HOST_INLINE void reduce_add(float *restrict sum, const epo_rows_reduce *r, uint64_t from,
+                            uint64_t n) {
+    float room[ROWS_BLOCK];
+    const float *term = room;
+    if (r->type == EPO_F32)
+        term = (const float *)r->src + from;
+    else
+        host_load(room, r->src, from, n, r->type);
+    for (uint64_t e = 0; e < n; e++)
+        sum[e] += term[e];
+}
+
 /* One row's elements [at, at+n).  The first term is taken as it is, so that one
  * term alone, -0 too, passes unchanged. */
-static void reduce_block(const epo_rows_reduce *r, uint64_t row, uint64_t at, uint64_t n) {
-    float sum[ROWS_BLOCK], term[ROWS_BLOCK];
+HOST_INLINE void reduce_block(const epo_rows_reduce *r, uint64_t row, uint64_t at, uint64_t n) {
+    float sum[ROWS_BLOCK];
     const int32_t *index = r->index + row * (uint64_t)r->width;
     bool first = true;
     for (int j = 0; j < r->width; j++) {
         if (index[j] < 0)
             continue;
         uint64_t from = (uint64_t)index[j] * (uint64_t)r->elements + at;
-        host_load(first ? sum : term, r->src, from, n, r->type);
-        for (uint64_t e = 0; !first && e < n; e++)
-            sum[e] += term[e];
+        if (first)
+            host_load(sum, r->src, from, n, r->type);
+        else
+            reduce_add(sum, r, from, n);
         first = false;
     }
     if (first)
@@ -53,9 +67,7 @@ static void reduce_block(const epo_rows_reduce *r, uint64_t row, uint64_t at, ui
     host_store(r->dst, row * (uint64_t)r->elements + at, sum, n, r->type);
 }
 
-static void reduce_run(host_worker *w, host_op *op) {
-    (void)w;
-    const epo_rows_reduce *r = &op->u.reduce;
+HOST_INLINE void reduce_rows(const epo_rows_reduce *r) {
     uint64_t elements = (uint64_t)r->elements;
     for (uint64_t row = 0; row < r->rows; row++) {
         for (uint64_t at = 0; at < elements; at += ROWS_BLOCK) {
@@ -63,6 +75,16 @@ static void reduce_run(host_worker *w, host_op *op) {
             reduce_block(r, row, at, n);
         }
     }
+}
+
+HOST_WIDE static void reduce_wide(const epo_rows_reduce *r) { reduce_rows(r); }
+static void reduce_any(const epo_rows_reduce *r) { reduce_rows(r); }
+
+static void reduce_run(host_worker *w, host_op *op) {
+    if (w->be->wide)
+        reduce_wide(&op->u.reduce);
+    else
+        reduce_any(&op->u.reduce);
 }
 
 epo_status host_reduce(epo_queue *q, const epo_rows_reduce *r, const epo_deps *deps) {
