@@ -3,6 +3,7 @@
  * test_policy.c - the precedence, by example and against a small reference model.
  */
 #include "core/policy.h"
+#include "core/text.h"
 #include "unit.h"
 
 #include <stdio.h>
@@ -346,39 +347,37 @@ static void random_model(struct model *m) {
     }
 }
 
-static void add_values(char *text, size_t room, const int values[3]) {
-    for (int id = 0; id < 3; id++) {
-        size_t used = strlen(text);
+static void add_values(struct epo_text *text, const int values[3]) {
+    for (int id = 0; id < 3; id++)
         if (values[id] >= 0 && id < 2)
-            snprintf(text + used, room - used, " %s = \"%s\";", epo_options[id].key,
-                     epo_options[id].values[values[id]]);
+            epo_text_format(text, " %s = \"%s\";", epo_options[id].key,
+                            epo_options[id].values[values[id]]);
         else if (values[id] >= 0)
-            snprintf(text + used, room - used, " delay_wgrad = %s;", values[id] ? "true" : "false");
-    }
+            epo_text_format(text, " delay_wgrad = %s;", values[id] ? "true" : "false");
 }
 
 static struct epo_config *config_of(const struct model *m) {
     static const char *const actions[] = {"allow", "deny", "default", "lock"};
-    char text[2048] = "version = 1; defaults = {";
-    add_values(text, sizeof text, m->defaults);
-    strcat(text, " }; policy = (");
+    struct epo_text text = EPO_TEXT_INIT;
+    epo_text_format(&text, "version = 1; defaults = {");
+    add_values(&text, m->defaults);
+    epo_text_format(&text, " }; policy = (");
     for (int i = 0; i < m->rule_count; i++) {
         const struct model_rule *rule = &m->rules[i];
-        size_t used = strlen(text);
-        snprintf(text + used, sizeof text - used, "%s { action = \"%s\"; match = {", i ? "," : "",
-                 actions[rule->action]);
-        used = strlen(text);
+        epo_text_format(&text, "%s { action = \"%s\"; match = {", i ? "," : "",
+                        actions[rule->action]);
         if (rule->user != 0)
-            snprintf(text + used, sizeof text - used, " user = %d;", rule->user);
-        used = strlen(text);
+            epo_text_format(&text, " user = %d;", rule->user);
         if (rule->partition != 0)
-            snprintf(text + used, sizeof text - used, " partition = \"p%d\";", rule->partition);
-        strcat(text, " };");
-        add_values(text, sizeof text, rule->values);
-        strcat(text, " }");
+            epo_text_format(&text, " partition = \"p%d\";", rule->partition);
+        epo_text_format(&text, " };");
+        add_values(&text, rule->values);
+        epo_text_format(&text, " }");
     }
-    strcat(text, " );");
-    return parse(text);
+    epo_text_format(&text, " );");
+    struct epo_config *config = parse(text.data);
+    epo_text_free(&text);
+    return config;
 }
 
 static int rank_of(epo_source source) {

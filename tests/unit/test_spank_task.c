@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_spank_task.c - task_init through the seam: what a task gets, and how a step ends.
+ */
+#include "spank_box.h"
+
+#include "core/names.h"
+#include "core/policy.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static void on_reaches_the_task(void) {
+    fake_begin(S_CTX_LOCAL);
+    configure("");
+    fake_put(&fake.task, "LD_PRELOAD", "libjemalloc.so ");
+    srun_to_task(give_all);
+    HAS(fake.log, "step 7.0: on, dispatcher flex:deepep, delayed wgrad (");
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    char want[512];
+    snprintf(want, sizeof want, "libjemalloc.so:%s", library);
+    CU_ASSERT_STRING_EQUAL(fake_get(&fake.task, "LD_PRELOAD"), want);
+    CU_ASSERT_STRING_EQUAL(fake_get(&fake.task, EPO_OUT_DECISION), "on");
+    CU_ASSERT_STRING_EQUAL(fake_get(&fake.task, EPO_OUT_DISPATCHER), "flex");
+    CU_ASSERT_STRING_EQUAL(fake_get(&fake.task, EPO_OUT_FLEX_BACKEND), "deepep");
+    CU_ASSERT_STRING_EQUAL(fake_get(&fake.task, EPO_OUT_DELAY_WGRAD), "1");
+    CU_ASSERT_PTR_NOT_NULL(fake_get(&fake.task, EPO_OUT_REASON));
+    CU_ASSERT_PTR_NULL(fake_get(&fake.task, EPO_STEP_RECORD));
+    CU_ASSERT_STRING_EQUAL(fake.said, "ep-overlap: on, dispatcher flex:deepep, delayed wgrad "
+                                      "(--ep-overlap=on, the command line)\n");
+    fake_end();
+}
+
+static void only_the_first_task_tells(void) {
+    fake_begin(S_CTX_LOCAL);
+    configure("");
+    srun_to_task(give_on);
+    fake.task_id = 1;
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    CU_ASSERT_STRING_EQUAL(fake.said, "");
+    fake_end();
+}
+
+static void without_option_nothing_is_set(void) {
+    fake_begin(S_CTX_LOCAL);
+    configure("");
+    fake_put(&fake.task, "LD_PRELOAD", "a.so::b.so ");
+    srun_to_task(NULL);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    CU_ASSERT_EQUAL(fake.task.count, 1);
+    CU_ASSERT_STRING_EQUAL(fake_get(&fake.task, "LD_PRELOAD"), "a.so::b.so ");
+    CU_ASSERT_STRING_EQUAL(fake.said, "");
+    fake_end();
+}
+
+static void auto_says_why_it_is_off(void) {
+    fake_begin(S_CTX_LOCAL);
+    configure("");
+    srun_to_task(give_auto);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    CU_ASSERT_STRING_EQUAL(fake_get(&fake.task, EPO_OUT_DECISION), "off");
+    HAS(fake_get(&fake.task, EPO_OUT_REASON), "auto: ");
+    CU_ASSERT_PTR_NULL(fake_get(&fake.task, "LD_PRELOAD"));
+    HAS(fake.said, "ep-overlap: off (auto: ");
+    fake_end();
+}
+
+/* The task's environment as text. */
+static char *snapshot(void) {
+    static char text[2][FAKE_TEXT];
+    static int turn;
+    char *into = text[turn ^= 1];
+    into[0] = '\0';
+    for (int i = 0; i < fake.task.count; i++) {
+        size_t used = strlen(into);
+        snprintf(into + used, FAKE_TEXT - used, "%s=%s\n", fake.task.names[i], fake.task.values[i]);
+    }
+    return into;
+}
+
+static void nested_off_leaves_no_trace(void) {
+    static const char *const preloads[] = {NULL, "", "libjemalloc.so", "a.so::b.so ", " "};
+    for (size_t i = 0; i < sizeof preloads / sizeof preloads[0]; i++) {
+        fake_begin(S_CTX_LOCAL);
+        configure("environment = ( { name = \"X\"; value = \"1\"; } );");
+        fake_put(&fake.task, "HOME", "/root");
+        if (preloads[i] != NULL)
+            fake_put(&fake.task, "LD_PRELOAD", preloads[i]);
+        fake_put(&fake.task, EPO_OUT_DECISION, "the user's own");
+        char *before = snapshot();
+        srun_to_task(give_all);
+        CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+        CU_ASSERT_PTR_NOT_NULL(fake_get(&fake.task, EPO_OUT_SET));
+        srun_to_task(give_off);
+        CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+        CU_ASSERT_STRING_EQUAL(snapshot(), before);
+        fake_end();
+    }
+}
+
+static void nested_on_has_the_library_once(void) {
+    fake_begin(S_CTX_LOCAL);
+    configure("");
+    fake_put(&fake.task, "LD_PRELOAD", "libjemalloc.so");
+    for (int depth = 0; depth < 3; depth++) {
+        srun_to_task(give_on);
+        CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    }
+    char want[512];
+    snprintf(want, sizeof want, "libjemalloc.so:%s", library);
+    CU_ASSERT_STRING_EQUAL(fake_get(&fake.task, "LD_PRELOAD"), want);
+    /* the user changed the list in between: only ours goes */
+    snprintf(want, sizeof want, "new.so:libjemalloc.so:%s", library);
+    fake_put(&fake.task, "LD_PRELOAD", want);
+    srun_to_task(give_off);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    CU_ASSERT_STRING_EQUAL(fake_get(&fake.task, "LD_PRELOAD"), "new.so:libjemalloc.so");
+    fake_end();
+}
+
+static void a_missing_library_ends_the_step_once(void) {
+    fake_begin(S_CTX_LOCAL);
+    configure("");
+    unlink(library);
+    fake_put(&fake.own, "SLURM_CONF", "/etc/slurm/other.conf");
+    srun_to_task(give_on);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), -1);
+    CU_ASSERT_EQUAL(fake.exit_task, 1);
+    CU_ASSERT_EQUAL(lines(fake.said), 1);
+    HAS(fake.said, "ep-overlap: n1: the library cannot be preloaded: ");
+    HAS(fake.ran, "\n7.0\n");
+    HAS(fake.ran, "SLURM_CONF=/etc/slurm/other.conf");
+    CU_ASSERT_PTR_NULL(fake_get(&fake.task, EPO_OUT_DECISION));
+    /* the next task of the node */
+    fake_next(S_CTX_REMOTE);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), -1);
+    CU_ASSERT_EQUAL(fake.exit_task, 1);
+    CU_ASSERT_STRING_EQUAL(fake.said, "");
+    CU_ASSERT_STRING_EQUAL(fake.ran, "");
+    make_library();
+    fake_end();
+}
+
+static void a_step_of_one_task_needs_no_scancel(void) {
+    fake_begin(S_CTX_LOCAL);
+    configure("");
+    unlink(library);
+    fake.tasks = 1;
+    srun_to_task(give_on);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), -1);
+    CU_ASSERT_EQUAL(fake.exit_task, 1);
+    CU_ASSERT_STRING_EQUAL(fake.ran, "");
+    make_library();
+    fake_end();
+}
+
+static void a_failing_scancel_is_told(void) {
+    fake_begin(S_CTX_LOCAL);
+    configure("");
+    unlink(library);
+    fake.run_status = 1;
+    srun_to_task(give_on);
+    ep_task_start(&plugin, NULL);
+    CU_ASSERT_EQUAL(fake.exit_task, 1);
+    HAS(fake.said, "failed; other tasks may wait");
+    make_library();
+    fake_end();
+}
+
+static void a_missing_library_leaves_a_default_off(void) {
+    fake_begin(S_CTX_LOCAL);
+    configure("defaults = { overlap = \"on\"; };");
+    unlink(library);
+    srun_to_task(NULL);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    CU_ASSERT_EQUAL(fake.exit_task, -1);
+    CU_ASSERT_STRING_EQUAL(fake_get(&fake.task, EPO_OUT_DECISION), "off");
+    HAS(fake_get(&fake.task, EPO_OUT_REASON), "cannot be preloaded");
+    CU_ASSERT_PTR_NULL(fake_get(&fake.task, "LD_PRELOAD"));
+    make_library();
+    fake_end();
+}
+
+static void on_failed_request_warn_goes_on_as_off(void) {
+    fake_begin(S_CTX_LOCAL);
+    configure("on_failed_request = \"warn\";");
+    unlink(library);
+    srun_to_task(give_on);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    CU_ASSERT_EQUAL(fake.exit_task, -1);
+    HAS(fake.said, "off instead of on");
+    CU_ASSERT_STRING_EQUAL(fake_get(&fake.task, EPO_OUT_DECISION), "off");
+    make_library();
+    fake_end();
+}
+
+static void special_steps_are_left_alone(void) {
+    static const uint32_t steps[] = {0xfffffffb, 0xfffffffc, 0xfffffffa, 0xfffffff0};
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+        fake_begin(S_CTX_REMOTE);
+        configure("");
+        fake.step = steps[i];
+        begin(S_CTX_REMOTE);
+        give_all();
+        ep_step_decide(&plugin, NULL);
+        CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+        CU_ASSERT_EQUAL(fake.task.count, 0);
+        CU_ASSERT_STRING_EQUAL(fake.log, "");
+        /* and srun's side writes no record for them */
+        fake_put(&fake.own, EPO_STEP_RECORD, "old");
+        begin(S_CTX_LOCAL);
+        CU_ASSERT_EQUAL(ep_submit_record(&plugin, NULL), 0);
+        CU_ASSERT_PTR_NULL(fake_get(&fake.own, EPO_STEP_RECORD));
+        fake_end();
+    }
+}
+
+static void a_batch_script_without_srun_is_told(void) {
+    static const struct {
+        const char *script;
+        bool told;
+    } cases[] = {{"#!/bin/sh\npython train.py\n", true},
+                 {"#!/bin/sh\nsrun python train.py\n", false},
+                 {"#!/bin/sh\n/usr/bin/srun -n4 x\n", false},
+                 {"#!/bin/sh\n./mysrun.sh\n", true},
+                 {"", true}};
+    char script[320];
+    snprintf(script, sizeof script, "%s/script", folder);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fake_begin(S_CTX_REMOTE);
+        write_file(script, cases[i].script);
+        fake.step = 0xfffffffb;
+        fake.arguments[0] = script;
+        fake.argument_count = 1;
+        begin(S_CTX_REMOTE);
+        give_on();
+        ep_step_decide(&plugin, NULL);
+        CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+        CU_ASSERT_EQUAL(lines(fake.said), cases[i].told);
+        if (cases[i].told)
+            HAS(fake.said, "applies to srun's steps");
+        fake_end();
+    }
+}
+
+static void numbers_that_slurm_lacks_change_nothing(void) {
+    fake_begin(S_CTX_REMOTE);
+    configure("");
+    fake.no_numbers = true;
+    begin(S_CTX_REMOTE);
+    give_on();
+    ep_step_decide(&plugin, NULL);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    CU_ASSERT_EQUAL(fake.task.count, 0);
+    fake_end();
+}
+
+static void an_environment_that_cannot_be_set_fails_a_request(void) {
+    fake_begin(S_CTX_LOCAL);
+    configure("");
+    srun_to_task(give_on);
+    fake.fail_setenv = true;
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), -1);
+    CU_ASSERT_EQUAL(fake.exit_task, 1);
+    HAS(fake.said, "cannot be set");
+    fake_end();
+}
+
+static void what_speaks_against_a_preload_is_told(void) {
+    static const char elf32[] = "\177ELF\001\001\001";
+    char program[320], text[64] = "";
+    snprintf(program, sizeof program, "%s/program", folder);
+    fake_begin(S_CTX_LOCAL);
+    configure("");
+    FILE *file = fopen(program, "w");
+    CU_ASSERT_PTR_NOT_NULL_FATAL(file);
+    memcpy(text, elf32, sizeof elf32);
+    fwrite(text, 1, sizeof text, file);
+    fclose(file);
+    fake.arguments[0] = program;
+    fake.argument_count = 1;
+    srun_to_task(give_on);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    CU_ASSERT_PTR_NULL(fake_get(&fake.task, "LD_PRELOAD"));
+    CU_ASSERT_STRING_EQUAL(fake_get(&fake.task, EPO_OUT_DECISION), "on");
+    HAS(fake.said, "not preloaded: the program is built for another kind of machine (32-bit");
+    /* a script leads to its interpreter, which is this machine's */
+    write_file(program, "#! /bin/sh -e\n");
+    srun_to_task(give_on);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    CU_ASSERT_PTR_NOT_NULL(fake_get(&fake.task, "LD_PRELOAD"));
+    /* a script that runs itself ends nowhere */
+    char self[400];
+    snprintf(self, sizeof self, "#!%s\n", program);
+    write_file(program, self);
+    srun_to_task(give_on);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    fake_end();
+}
+
+int main(void) {
+#define TEST(name)                                                                                 \
+    { #name, name }
+    const CU_TestInfo tests[] = {TEST(on_reaches_the_task),
+                                 TEST(only_the_first_task_tells),
+                                 TEST(without_option_nothing_is_set),
+                                 TEST(auto_says_why_it_is_off),
+                                 TEST(nested_off_leaves_no_trace),
+                                 TEST(nested_on_has_the_library_once),
+                                 TEST(a_missing_library_ends_the_step_once),
+                                 TEST(a_step_of_one_task_needs_no_scancel),
+                                 TEST(a_failing_scancel_is_told),
+                                 TEST(a_missing_library_leaves_a_default_off),
+                                 TEST(on_failed_request_warn_goes_on_as_off),
+                                 TEST(special_steps_are_left_alone),
+                                 TEST(a_batch_script_without_srun_is_told),
+                                 TEST(numbers_that_slurm_lacks_change_nothing),
+                                 TEST(an_environment_that_cannot_be_set_fails_a_request),
+                                 TEST(what_speaks_against_a_preload_is_told),
+                                 CU_TEST_INFO_NULL};
+    return box_run("spank task", tests);
+}
