@@ -13,8 +13,12 @@
 #include <string.h>
 #include <time.h>
 
-static double bound(const moe_case *c, const moe_how *how) {
-    return c->type == EPO_F32 && how->wgrad_type == EPO_F32 ? 1e-5 : 1e-2;
+/* bf16 rounds by up to 2^-8, and a dx is five roundings from dy: in a tensor of a
+ * few values they may all go the same way. */
+static double bound(const moe_case *c, const moe_how *how, bool tiny) {
+    if (c->type == EPO_F32 && how->wgrad_type == EPO_F32)
+        return 1e-5;
+    return tiny ? 2.5e-2 : 1e-2;
 }
 
 /* Runs the case once; true: the values are right.  tiny: a tensor may be one value
@@ -23,7 +27,7 @@ static bool right(const moe_case *c, const moe_how *how, const moe_answer *answe
                   moe_result *result) {
     int failures = moe_run(c, how, result);
     double error = moe_error(c, how, result, answer, tiny || c->type != EPO_F32);
-    if (failures == 0 && error < bound(c, how))
+    if (failures == 0 && error < bound(c, how, tiny))
         return true;
     moe_case_print(c);
     fprintf(stderr, "dispatcher %d overlap %d delay %d chunks %d: %d failures, error %g\n",
