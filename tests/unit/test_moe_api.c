@@ -9,6 +9,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { R = 3, E = 12, H = 10, F = 6, K = 3, T = 17 };
 
@@ -205,6 +206,58 @@ static void own_experts_rank(moe_rank *rank) {
 }
 
 static void own_experts(void) { in_every_setting(own_experts_rank); }
+
+/* Dispatches in a row, and combines in a row: a fast rank must not write into a
+ * slot that a slow one still reads. Each use carries its number. */
+enum { USES = 40 };
+
+static void late(moe_rank *rank, int use) {
+    if ((use + rank->rank) % R == 0)
+        nanosleep(&(struct timespec){0, 300000}, NULL);
+}
+
+static void dispatch_often(tools *t, float *rows, uint64_t n) {
+    float x[T * H];
+    for (int use = 0; use < USES; use++) {
+        for (int i = 0; i < T * H; i++)
+            x[i] = (float)(use + 1);
+        EXPECT(t->rank, t->e->dispatch(t->plan[0], x, rows, NULL, NULL) == EPO_OK);
+        for (uint64_t i = 0; i < n * H; i++)
+            EXPECT(t->rank, rows[i] == 0 || rows[i] == (float)(use + 1));
+        late(t->rank, use);
+    }
+}
+
+static void combine_often(tools *t, float *rows, uint64_t n) {
+    const case_batch *in = &t->s->c.batch[0][t->rank->rank];
+    float y[T * H];
+    for (int use = 0; use < USES; use++) {
+        for (uint64_t i = 0; i < n * H; i++)
+            rows[i] = (float)(use + 1);
+        EXPECT(t->rank, t->e->combine(t->plan[0], rows, y, NULL, NULL, NULL) == EPO_OK);
+        for (int i = 0; i < in->tokens; i++) {
+            int used = 0;
+            for (int k = 0; k < K; k++)
+                used += in->experts[i * K + k] >= 0;
+            EXPECT(t->rank, y[i * H] == (float)(used * (use + 1)));
+        }
+        late(t->rank, use);
+    }
+}
+
+static void slots_rank(moe_rank *rank) {
+    tools t;
+    uint64_t n = 0;
+    tools_open(&t, rank);
+    EXPECT(rank, t.e->plan_rows(t.plan[0], &n) == EPO_OK);
+    float *rows = moe_calloc(n * H, sizeof *rows);
+    dispatch_often(&t, rows, n);
+    combine_often(&t, rows, n);
+    free(rows);
+    tools_close(&t);
+}
+
+static void slots_are_not_overrun(void) { in_every_setting(slots_rank); }
 
 /* ---- shared and used again ---------------------------------------------------- */
 
@@ -507,6 +560,7 @@ static void query(void) { in_every_setting(query_rank); }
 int main(void) {
     const CU_TestInfo tests[] = {
         {"dispatch and combine for a caller's own experts", own_experts},
+        {"a slot is not written while it is read", slots_are_not_overrun},
         {"two layers share a buffer", shared_buffer},
         {"a plan is used again; inference; a plan outlives its reference", plan_again},
         {"no weight gradients, no callback", without_gradients},
