@@ -26,6 +26,26 @@ static int text_has_pid(const char *text, pid_t pid) {
     return text_has(text, part);
 }
 
+static void slurm_says_nothing(void) {
+    static const char *const names[] = {"SLURM_STEP_NODELIST",
+                                        "SLURM_STEP_TASKS_PER_NODE",
+                                        "SLURM_STEP_NUM_TASKS",
+                                        "SLURMD_NODENAME",
+                                        "SLURM_DISTRIBUTION",
+                                        "SLURM_JOB_ID",
+                                        "SLURM_STEP_ID",
+                                        "MASTER_PORT",
+                                        "TORCHELASTIC_RUN_ID",
+                                        "PMIX_NAMESPACE",
+                                        "PMI_JOBID",
+                                        "EP_OVERLAP_HOST_LINK",
+                                        "WORLD_SIZE",
+                                        "OMPI_COMM_WORLD_SIZE",
+                                        "PMI_SIZE"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        unsetenv(names[i]);
+}
+
 static void nap_ms(int ms) {
     struct timespec t = {ms / 1000, (ms % 1000) * 1000000L};
     nanosleep(&t, NULL);
@@ -138,6 +158,46 @@ static void one_rank_twice(void) {
     }
 }
 
+/* Which launch this is decides who meets, and no more than that. */
+static uint64_t key_with(int ranks, const char *name, const char *value) {
+    int fd[2];
+    uint64_t key = 0;
+    if (pipe(fd) != 0)
+        abort();
+    pid_t pid = fork(); /* the counters stay as they are here */
+    if (pid == 0) {
+        host_place place = {.rank = 0, .ranks = ranks, .world_ranks = ranks};
+        if (name != NULL)
+            setenv(name, value, 1);
+        key = host_hello_key(&place);
+        _exit(write(fd[1], &key, sizeof key) == (ssize_t)sizeof key ? 0 : 1);
+    }
+    if (read(fd[0], &key, sizeof key) != (ssize_t)sizeof key)
+        key = 0;
+    close(fd[0]);
+    close(fd[1]);
+    waitpid(pid, NULL, 0);
+    return key;
+}
+
+static void who_meets(void) {
+    uint64_t key = key_with(2, NULL, NULL);
+    CU_ASSERT(key != 0 && key == key_with(2, NULL, NULL));
+    CU_ASSERT_EQUAL(key, key_with(3, NULL, NULL)); /* so that counts can be compared */
+    CU_ASSERT_NOT_EQUAL(key, key_with(2, "MASTER_PORT", "29500"));
+    CU_ASSERT_NOT_EQUAL(key, key_with(2, "SLURM_STEP_ID", "4"));
+    setenv("SLURM_JOB_ID", "9", 1);
+    setenv("SLURM_STEP_ID", "1", 1);
+    setenv("SLURM_STEP_NUM_TASKS", "2", 1);
+    uint64_t step = key_with(2, NULL, NULL);
+    CU_ASSERT_NOT_EQUAL(step, key_with(2, "SLURM_STEP_ID", "2"));
+    CU_ASSERT_NOT_EQUAL(step, key_with(2, "SLURM_JOB_ID", "8"));
+    /* Tasks have different parents; ranks that a task made have that task. */
+    CU_ASSERT_EQUAL(step, key_with(4, "WORLD_SIZE", "2"));
+    CU_ASSERT_NOT_EQUAL(step, key_with(4, "WORLD_SIZE", "4"));
+    slurm_says_nothing();
+}
+
 static void counts_that_differ(void) {
     procs *all = procs_new(3, 20.0, just_open);
     all->p[1].config.ranks = 4;
@@ -236,23 +296,6 @@ static void slurm_says_where(const char *nodes) {
     setenv("SLURM_STEP_TASKS_PER_NODE", "1(x2)", 1);
     setenv("SLURM_STEP_NUM_TASKS", "2", 1);
     setenv("SLURMD_NODENAME", "here", 1);
-}
-
-static void slurm_says_nothing(void) {
-    static const char *const names[] = {"SLURM_STEP_NODELIST",
-                                        "SLURM_STEP_TASKS_PER_NODE",
-                                        "SLURM_STEP_NUM_TASKS",
-                                        "SLURMD_NODENAME",
-                                        "SLURM_DISTRIBUTION",
-                                        "SLURM_JOB_ID",
-                                        "SLURM_STEP_ID",
-                                        "MASTER_PORT",
-                                        "TORCHELASTIC_RUN_ID",
-                                        "PMIX_NAMESPACE",
-                                        "PMI_JOBID",
-                                        "EP_OVERLAP_HOST_LINK"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        unsetenv(names[i]);
 }
 
 static void nodes_of_missing_ranks(void) {
@@ -502,6 +545,7 @@ int main(void) {
         {"processes meet, often and in sub-groups, and leave nothing",
          processes_meet_and_leave_nothing},
         {"one rank twice: both are named", one_rank_twice},
+        {"who meets", who_meets},
         {"counts that differ: both are named", counts_that_differ},
         {"links that differ", links_that_differ},
         {"other machines, versions, namespaces", other_machines_versions_namespaces},

@@ -23,7 +23,7 @@ static epo_status barrier_named(epo_backend *be, const char *what) {
     __atomic_store_n(&shared->arrived[be->rank], epoch, __ATOMIC_RELEASE);
     for (int r = 0; r < be->ranks; r++)
         if (r != be->rank)
-            host_bell_ring(shared, r);
+            host_bell_ring(shared, r, HOST_EAR_FLAGS);
     const epo_ready all = {NULL, shared->arrived, epoch, be->ranks, -1, what, -1};
     return host_ready_wait(be, &all);
 }

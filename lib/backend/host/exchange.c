@@ -71,7 +71,7 @@ static void tell_peer(epo_backend *be, const epo_exchange *x, int peer) {
     unsigned char *window = x->window->base + (uint64_t)peer * x->window->stride;
     uint64_t *flags = (uint64_t *)(void *)(window + x->flag_offset);
     __atomic_store_n(&flags[be->rank], x->epoch, __ATOMIC_RELEASE);
-    host_bell_ring(be->shared, peer);
+    host_bell_ring(be->shared, peer, HOST_EAR_FLAGS);
 }
 
 /* When the link to `peer` has delivered `bytes` given to it at `now`.  It is

@@ -96,9 +96,21 @@ static uint64_t mix(uint64_t h, const void *data, size_t size) { /* FNV-1a */
     return h;
 }
 
+/* A launcher's own count that is not the step's. */
+static bool launcher_inside(void) {
+    static const char *const counts[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"};
+    const char *tasks = getenv("SLURM_STEP_NUM_TASKS");
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        const char *v = getenv(counts[i]);
+        if (v != NULL && (tasks == NULL || strcmp(v, tasks) != 0))
+            return true;
+    }
+    return false;
+}
+
 /* Names and values of what tells this launch from others; *enough: some of it is
  * the launcher's own, so that the parent need not be the same for all ranks. */
-static uint64_t mix_launch(uint64_t h, const host_place *place, bool *enough) {
+static uint64_t mix_launch(uint64_t h, bool *enough) {
     static const char *const names[] = {"SLURM_JOB_ID",        "SLURM_STEP_ID",  "MASTER_PORT",
                                         "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "PMI_JOBID"};
     *enough = false;
@@ -110,11 +122,8 @@ static uint64_t mix_launch(uint64_t h, const host_place *place, bool *enough) {
         h = mix(h, v, strlen(v) + 1);
         *enough = *enough || i >= 2;
     }
-    /* The step is the launch only if its tasks are the ranks. */
-    const char *tasks = getenv("SLURM_STEP_NUM_TASKS");
-    if (getenv("SLURM_STEP_ID") != NULL && tasks != NULL &&
-        strtol(tasks, NULL, 10) == place->world_ranks)
-        *enough = true;
+    /* The step is the launch, unless a launcher inside a task made the ranks. */
+    *enough = *enough || (getenv("SLURM_STEP_ID") != NULL && !launcher_inside());
     return h;
 }
 
@@ -152,7 +161,7 @@ uint64_t host_hello_key(const host_place *place) {
     uint64_t list = UINT64_C(0xcbf29ce484222325);
     for (int i = 0; place->members != NULL && i < place->ranks; i++)
         list = mix(list, &place->members[i], sizeof place->members[i]);
-    uint64_t number = group_number(list), key = mix_launch(list, place, &enough);
+    uint64_t number = group_number(list), key = mix_launch(list, &enough);
     if (!enough) {
         pid_t parent = getppid();
         key = mix(key, &parent, sizeof parent);

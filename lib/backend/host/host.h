@@ -38,7 +38,7 @@ typedef enum host_peer_state {
 
 typedef struct host_peer {
     _Alignas(64) _Atomic uint32_t bell;
-    _Atomic uint32_t sleepers; /* threads in the kernel for this bell */
+    _Atomic uint32_t sleepers; /* threads in the kernel for this bell: a byte per host_ear */
     _Atomic uint32_t state;    /* host_peer_state */
     int32_t pid;
     char node[HOST_NODE_MAX];
@@ -117,8 +117,10 @@ typedef struct host_worker {
     bool comm; /* serves COMM; else COMPUTE and FILL */
     pthread_t thread;
     bool started;
-    bool running;   /* an operation; with the backend's mutex */
-    float *scratch; /* conversions of the GEMM; its own thread's */
+    /* With the backend's mutex: */
+    bool running;     /* an operation */
+    bool wants_event; /* some queue's head waits for an event */
+    float *scratch;   /* conversions of the GEMM; its own thread's */
     uint64_t scratch_bytes;
 } host_worker;
 
@@ -153,8 +155,9 @@ struct epo_backend {
     pthread_mutex_t mutex; /* queues, workers' fields below */
     epo_queue *queues;
     uint64_t issued;
-    uint64_t outstanding; /* operations not finished */
-    int syncing;          /* callers inside sync: FILL may run */
+    uint64_t outstanding;  /* operations not finished */
+    int syncing;           /* callers inside sync: FILL may run */
+    epo_event *sync_event; /* what it waits for; NULL: any operation's end */
     bool stop;
     host_worker worker[2];  /* compute, comm */
     _Atomic int comm_ready; /* the comm worker holds `alive`, or could not (-1) */
@@ -174,11 +177,21 @@ struct epo_backend {
 /* ---- wait.c: bells, limits, the group's end ---------------------------- */
 
 int64_t host_now_ns(void);
+/* What a thread listens for, and what a ring is about: threads that listen for
+ * something else sleep on. */
+typedef enum host_ear {
+    HOST_EAR_COMPUTE = 1, /* the compute worker: operations, events */
+    HOST_EAR_COMM = 2,    /* the comm worker: likewise */
+    HOST_EAR_FLAGS = 4,   /* flags that other ranks write */
+    HOST_EAR_SYNC = 8,    /* the caller: an event, or an operation's end */
+    HOST_EAR_ALL = 15
+} host_ear;
+
 uint32_t host_bell_read(epo_backend *be);
-/* Until the bell is rung after `seen` was read, or CLOCK_MONOTONIC until_ns
- * (INT64_MAX: no limit).  May return early. */
-void host_bell_wait(epo_backend *be, uint32_t seen, int64_t until_ns);
-void host_bell_ring(host_shared *shared, int rank);
+/* Until the bell is rung for one of `ears` after `seen` was read, or CLOCK_MONOTONIC
+ * until_ns (INT64_MAX: no limit).  May return early. */
+void host_bell_wait(epo_backend *be, int ears, uint32_t seen, int64_t until_ns);
+void host_bell_ring(host_shared *shared, int rank, int ears);
 
 bool host_ready_reached(const epo_ready *ready);
 /* Looks who is late for a flag: breaks the backend when that rank is dead or has

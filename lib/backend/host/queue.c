@@ -68,12 +68,17 @@ static host_op *worker_pick(host_worker *w, bool broken, bool *flags_wait) {
     epo_backend *be = w->be;
     epo_queue *best = NULL;
     *flags_wait = false;
+    w->wants_event = false;
     for (epo_queue *q = be->queues; q != NULL; q = q->next) {
         if (q->head == NULL || !worker_serves(w, q))
             continue;
         if (!broken) {
-            if (!queue_may_run(be, q) || !op_events_done(q->head))
+            if (!queue_may_run(be, q))
                 continue;
+            if (!op_events_done(q->head)) {
+                w->wants_event = true;
+                continue;
+            }
             const epo_ready *missing = op_flag_missing(q->head);
             if (missing != NULL) {
                 op_wait_look(be, q->head, missing);
@@ -106,10 +111,17 @@ static void op_finish(host_worker *w, host_op *op) {
             ;
     }
     pthread_mutex_lock(&be->mutex);
-    be->outstanding--;
+    int ears = 0;
     w->running = false;
+    if (--be->outstanding == 0 && be->stop)
+        ears = HOST_EAR_ALL;
+    if (be->worker[!w->comm].wants_event && op->deps.signal != NULL)
+        ears |= w->comm ? HOST_EAR_COMPUTE : HOST_EAR_COMM;
+    if (be->syncing > 0 && (be->sync_event == NULL || be->sync_event == op->deps.signal))
+        ears |= HOST_EAR_SYNC;
     pthread_mutex_unlock(&be->mutex);
-    host_bell_ring(be->shared, be->rank);
+    if (ears != 0)
+        host_bell_ring(be->shared, be->rank, ears);
     free(op);
 }
 
@@ -132,7 +144,7 @@ static void worker_enter(host_worker *w) {
     prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL); /* the emulated link's times */
     int rc = be->shared->threads ? 0 : pthread_mutex_lock(&be->shared->peer[be->rank].alive);
     atomic_store(&be->comm_ready, rc == 0 ? 1 : -1);
-    host_bell_ring(be->shared, be->rank);
+    host_bell_ring(be->shared, be->rank, HOST_EAR_SYNC);
 }
 
 static void worker_leave(host_worker *w) {
@@ -166,7 +178,11 @@ static void *worker_main(void *arg) {
         } else if (done) {
             break;
         } else {
-            host_bell_wait(be, seen, flags_wait ? host_now_ns() + HOST_SLICE_NS : INT64_MAX);
+            int ears = w->comm ? HOST_EAR_COMM : HOST_EAR_COMPUTE;
+            if (flags_wait)
+                host_bell_wait(be, ears | HOST_EAR_FLAGS, seen, host_now_ns() + HOST_SLICE_NS);
+            else
+                host_bell_wait(be, ears, seen, INT64_MAX);
         }
     }
     worker_leave(w);
@@ -191,7 +207,7 @@ epo_status host_workers_start(epo_backend *be) {
     while (atomic_load(&be->comm_ready) == 0) {
         uint32_t seen = host_bell_read(be);
         if (atomic_load(&be->comm_ready) == 0)
-            host_bell_wait(be, seen, host_now_ns() + HOST_SLICE_NS);
+            host_bell_wait(be, HOST_EAR_SYNC, seen, host_now_ns() + HOST_SLICE_NS);
     }
     if (atomic_load(&be->comm_ready) < 0)
         return epo_fail(EPO_E_SYSTEM, "rank %d: the lock that tells that it is alive is not free",
@@ -203,7 +219,7 @@ void host_workers_stop(epo_backend *be) {
     pthread_mutex_lock(&be->mutex);
     be->stop = true;
     pthread_mutex_unlock(&be->mutex);
-    host_bell_ring(be->shared, be->rank);
+    host_bell_ring(be->shared, be->rank, HOST_EAR_ALL);
     for (int i = 0; i < 2; i++) {
         if (be->worker[i].started)
             pthread_join(be->worker[i].thread, NULL);
@@ -211,17 +227,68 @@ void host_workers_stop(epo_backend *be) {
     }
 }
 
-void host_workers_settle(epo_backend *be) {
+/* ---- the caller waits ----------------------------------------------------- */
+
+/* FILL runs from now on; a ring is wanted when `event` is signalled (NULL: when any
+ * operation ends). */
+static void sync_begin(epo_backend *be, epo_event *event) {
+    bool fill = false;
+    pthread_mutex_lock(&be->mutex);
+    be->syncing++;
+    be->sync_event = event;
+    for (epo_queue *q = be->queues; q != NULL; q = q->next)
+        fill = fill || (q->kind == EPO_QUEUE_FILL && q->head != NULL);
+    pthread_mutex_unlock(&be->mutex);
+    if (fill)
+        host_bell_ring(be->shared, be->rank, HOST_EAR_COMPUTE);
+}
+
+static void sync_end(epo_backend *be) {
+    pthread_mutex_lock(&be->mutex);
+    be->syncing--;
+    pthread_mutex_unlock(&be->mutex);
+}
+
+epo_status host_sync(epo_backend *be, epo_event *event) {
+    if (event == NULL)
+        return host_status(be);
+    uint64_t target = event->issued;
+    if (atomic_load_explicit(&event->done, memory_order_acquire) >= target)
+        return host_status(be);
+    sync_begin(be, event);
+    for (;;) {
+        uint32_t seen = host_bell_read(be);
+        if (atomic_load_explicit(&event->done, memory_order_acquire) >= target)
+            break;
+        /* The workers watch limits and peers; this one only waits for them. */
+        host_bell_wait(be, HOST_EAR_SYNC, seen, INT64_MAX);
+    }
+    sync_end(be);
+    return host_status(be);
+}
+
+/* With the mutex: is there nothing in the queue and nothing running?  NULL: is
+ * nothing running? */
+static bool workers_quiet(const epo_backend *be, const epo_queue *queue) {
+    return !be->worker[0].running && !be->worker[1].running &&
+           (queue == NULL || queue->head == NULL);
+}
+
+static void workers_quiet_wait(epo_backend *be, const epo_queue *queue) {
+    sync_begin(be, NULL);
     for (;;) {
         uint32_t seen = host_bell_read(be);
         pthread_mutex_lock(&be->mutex);
-        bool running = be->worker[0].running || be->worker[1].running;
+        bool quiet = workers_quiet(be, queue);
         pthread_mutex_unlock(&be->mutex);
-        if (!running)
-            return;
-        host_bell_wait(be, seen, INT64_MAX);
+        if (quiet)
+            break;
+        host_bell_wait(be, HOST_EAR_SYNC, seen, INT64_MAX);
     }
+    sync_end(be);
 }
+
+void host_workers_settle(epo_backend *be) { workers_quiet_wait(be, NULL); }
 
 /* ---- queues, events ------------------------------------------------------ */
 
@@ -244,21 +311,8 @@ epo_status host_queue_create(epo_backend *be, epo_queue_kind kind, epo_queue **o
 void host_queue_destroy(epo_backend *be, epo_queue *queue) {
     if (queue == NULL)
         return;
+    workers_quiet_wait(be, queue);
     pthread_mutex_lock(&be->mutex);
-    be->syncing++; /* what it holds must end, also FILL */
-    pthread_mutex_unlock(&be->mutex);
-    for (;;) {
-        host_bell_ring(be->shared, be->rank);
-        uint32_t seen = host_bell_read(be);
-        pthread_mutex_lock(&be->mutex);
-        bool empty = queue->head == NULL;
-        pthread_mutex_unlock(&be->mutex);
-        if (empty)
-            break;
-        host_bell_wait(be, seen, host_now_ns() + HOST_SLICE_NS);
-    }
-    pthread_mutex_lock(&be->mutex);
-    be->syncing--;
     for (epo_queue **p = &be->queues; *p != NULL; p = &(*p)->next) {
         if (*p == queue) {
             *p = queue->next;
@@ -282,29 +336,6 @@ void host_event_destroy(epo_backend *be, epo_event *event) {
     if (event != NULL && atomic_load(&event->done) < event->issued)
         host_sync(be, event);
     free(event);
-}
-
-epo_status host_sync(epo_backend *be, epo_event *event) {
-    if (event == NULL)
-        return host_status(be);
-    uint64_t target = event->issued;
-    if (atomic_load_explicit(&event->done, memory_order_acquire) >= target)
-        return host_status(be);
-    pthread_mutex_lock(&be->mutex);
-    be->syncing++;
-    pthread_mutex_unlock(&be->mutex);
-    host_bell_ring(be->shared, be->rank);
-    for (;;) {
-        uint32_t seen = host_bell_read(be);
-        if (atomic_load_explicit(&event->done, memory_order_acquire) >= target)
-            break;
-        /* The workers watch limits and peers; this one only waits for them. */
-        host_bell_wait(be, seen, INT64_MAX);
-    }
-    pthread_mutex_lock(&be->mutex);
-    be->syncing--;
-    pthread_mutex_unlock(&be->mutex);
-    return host_status(be);
 }
 
 /* ---- issue --------------------------------------------------------------- */
@@ -363,6 +394,7 @@ epo_status host_op_issue(epo_queue *q, host_op *op) {
         q->head = op;
     q->tail = op;
     pthread_mutex_unlock(&be->mutex);
-    host_bell_ring(be->shared, be->rank);
+    host_bell_ring(be->shared, be->rank,
+                   q->kind == EPO_QUEUE_COMM ? HOST_EAR_COMM : HOST_EAR_COMPUTE);
     return EPO_OK;
 }

@@ -24,7 +24,15 @@ int64_t host_now_ns(void) {
 
 uint32_t host_bell_read(epo_backend *be) { return atomic_load(&be->shared->peer[be->rank].bell); }
 
-void host_bell_wait(epo_backend *be, uint32_t seen, int64_t until_ns) {
+/* One in the byte of each ear. */
+static uint32_t ear_bytes(int ears) {
+    uint32_t bytes = 0;
+    for (int i = 0; i < 4; i++)
+        bytes |= (uint32_t)(ears >> i & 1) << 8 * i;
+    return bytes;
+}
+
+void host_bell_wait(epo_backend *be, int ears, uint32_t seen, int64_t until_ns) {
     host_peer *me = &be->shared->peer[be->rank];
     int64_t spin = atomic_load_explicit(&be->spin_ns, memory_order_relaxed);
     if (spin > 0) {
@@ -37,17 +45,18 @@ void host_bell_wait(epo_backend *be, uint32_t seen, int64_t until_ns) {
     struct timespec until = {until_ns / 1000000000, until_ns % 1000000000};
     /* Announced before the kernel compares the bell; the ringer changes the bell
      * before it looks for sleepers: one of the two sees the other. */
-    atomic_fetch_add(&me->sleepers, 1);
+    uint32_t bytes = ear_bytes(ears);
+    atomic_fetch_add(&me->sleepers, bytes);
     syscall(SYS_futex, &me->bell, FUTEX_WAIT_BITSET, seen, until_ns == INT64_MAX ? NULL : &until,
-            NULL, FUTEX_BITSET_MATCH_ANY);
-    atomic_fetch_sub(&me->sleepers, 1);
+            NULL, ears);
+    atomic_fetch_sub(&me->sleepers, bytes);
 }
 
-void host_bell_ring(host_shared *shared, int rank) {
+void host_bell_ring(host_shared *shared, int rank, int ears) {
     host_peer *peer = &shared->peer[rank];
     atomic_fetch_add(&peer->bell, 1);
-    if (atomic_load(&peer->sleepers) > 0)
-        syscall(SYS_futex, &peer->bell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    if ((atomic_load(&peer->sleepers) & ear_bytes(ears) * 255u) != 0)
+        syscall(SYS_futex, &peer->bell, FUTEX_WAKE_BITSET, INT_MAX, NULL, NULL, ears);
 }
 
 /* ---- the group's end in error -------------------------------------------- */
@@ -77,7 +86,7 @@ void host_break(epo_backend *be, epo_status status, const char *format, ...) {
         atomic_store(&shared->broken, 2);
     }
     for (int r = 0; r < be->ranks; r++)
-        host_bell_ring(shared, r);
+        host_bell_ring(shared, r, HOST_EAR_ALL);
 }
 
 bool host_broken(epo_backend *be) {
@@ -96,7 +105,7 @@ bool host_broken(epo_backend *be) {
         status = EPO_E_PEER;
     }
     host_break_locally(be, status, text);
-    host_bell_ring(shared, be->rank);
+    host_bell_ring(shared, be->rank, HOST_EAR_ALL);
     return true;
 }
 
@@ -246,6 +255,6 @@ epo_status host_ready_wait(epo_backend *be, const epo_ready *ready) {
             return host_status(be);
         host_ready_check(be, ready, from, &warned);
         if (!host_broken(be))
-            host_bell_wait(be, seen, host_now_ns() + HOST_SLICE_NS);
+            host_bell_wait(be, HOST_EAR_FLAGS, seen, host_now_ns() + HOST_SLICE_NS);
     }
 }
