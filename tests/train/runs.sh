@@ -114,4 +114,5 @@ status=$?
 check "a killed rank: status 137" test $status = 137
 check "a killed rank: ends soon" test $(($(date +%s) - begin)) -lt 20
 check "a killed rank: named" grep -q 'rank [0-9] was ended by signal 9' "$work/err"
+[ $failed = 0 ] || { echo "status $status:"; cat "$work/err"; }
 exit $failed

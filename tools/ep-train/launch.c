@@ -88,19 +88,21 @@ static void signal_all(const pid_t *pid, int ranks, int number) {
 
 static int status_of(int how) { return WIFSIGNALED(how) ? 128 + WTERMSIG(how) : WEXITSTATUS(how); }
 
-/* Takes what has ended off the list; the number still running. */
-static int reap(pid_t *pid, int ranks, int *first) {
+/* Takes what has ended off the list; the number still running.  *first becomes the
+ * status of the first failure.  A signal that is not ours outranks an earlier exit:
+ * ranks that miss a killed one end by themselves, and may be quicker than the
+ * kernel is with the killed one's threads. */
+static int reap(pid_t *pid, int ranks, bool ours, int *first) {
     int running = 0;
     for (int r = 0; r < ranks; r++) {
         int how;
         if (pid[r] > 0 && waitpid(pid[r], &how, WNOHANG) == pid[r]) {
             pid[r] = 0;
-            if (status_of(how) != 0 && *first == 0) {
+            if (WIFSIGNALED(how) && !ours && *first < 128)
+                fprintf(stderr, "ep-train: rank %d was ended by signal %d (%s)\n", r, WTERMSIG(how),
+                        strsignal(WTERMSIG(how)));
+            if (*first == 0 || (WIFSIGNALED(how) && !ours && *first < 128))
                 *first = status_of(how);
-                if (WIFSIGNALED(how))
-                    fprintf(stderr, "ep-train: rank %d was ended by signal %d (%s)\n", r,
-                            WTERMSIG(how), strsignal(WTERMSIG(how)));
-            }
         }
         running += pid[r] > 0;
     }
@@ -111,14 +113,18 @@ static int reap(pid_t *pid, int ranks, int *first) {
 static int supervise(pid_t *pid, int ranks, const sigset_t *watched) {
     const struct timespec tick = {0, 50 * 1000 * 1000};
     int first = 0, left_ms = GRACE_MS;
-    while (reap(pid, ranks, &first) > 0) {
+    bool ours = false; /* we have sent a signal ourselves */
+    while (reap(pid, ranks, ours, &first) > 0) {
         int number = sigtimedwait(watched, NULL, &tick);
         if (number == SIGINT || number == SIGTERM || number == SIGHUP) {
             signal_all(pid, ranks, number);
+            ours = true;
             first = first != 0 ? first : 128 + number;
         }
-        if (first != 0 && number != SIGCHLD && (left_ms -= 50) <= 0)
+        if (first != 0 && number != SIGCHLD && (left_ms -= 50) <= 0) {
             signal_all(pid, ranks, SIGKILL);
+            ours = true;
+        }
     }
     return first;
 }
