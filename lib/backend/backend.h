@@ -184,6 +184,19 @@ typedef struct epo_swiglu {
     epo_dtype type;
 } epo_swiglu;
 
+/* A caller's routing where operations can read it. */
+typedef struct epo_routes {
+    const int64_t *experts; /* [tokens][top_k] */
+    int tokens, top_k;
+    int experts_all, ranks; /* E, R */
+} epo_routes;
+/* What route_count tells the CPU, as epo_route_check and epo_route_count do. */
+typedef struct epo_route_counts {
+    uint32_t *expert_rows, *rank_rows; /* [E], [R] */
+    uint64_t bad;                      /* first slot out of range; tokens * top_k: none */
+    int64_t bad_value;
+} epo_route_counts;
+
 /* Arrays that an operation names (segments, arrivals, indices, row_first) stay
  * valid until it has run.  Indices, row_first and row_count lie in memory of
  * ops->alloc; segments, arrivals and the structs themselves in ordinary memory,
@@ -242,6 +255,15 @@ typedef struct epo_backend_ops {
     epo_status (*gemm)(epo_queue *q, const epo_gemm *g, const epo_deps *deps);
     epo_status (*swiglu)(epo_queue *q, const epo_swiglu *s, const epo_deps *deps);
     epo_status (*zero)(epo_queue *q, void *ptr, uint64_t bytes, const epo_deps *deps);
+    /* Routing without the CPU; all three or none (NULL).  route_count: complete on
+     * return, after what the queue holds.  route_send: the maps of epo_route_send for
+     * the routing counted last; expert_first is ordinary memory, read before the call
+     * returns.  route_pad: as epo_route_pad, first and count for the CPU. */
+    epo_status (*route_count)(epo_queue *q, const epo_routes *routes, epo_route_counts *out);
+    epo_status (*route_send)(epo_queue *q, const epo_routes *routes, const uint64_t *expert_first,
+                             int32_t *token, int32_t *slot, int32_t *row, const epo_deps *deps);
+    epo_status (*route_pad)(epo_queue *q, const uint64_t *first, const uint64_t *count, int experts,
+                            uint64_t rows, int32_t *index, const epo_deps *deps);
     /* `fn` in queue order.  Host: on the queue's thread; it must not call the API. */
     epo_status (*call)(epo_queue *q, void (*fn)(void *ctx), void *ctx, const epo_deps *deps);
 

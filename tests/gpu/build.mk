@@ -14,11 +14,11 @@ VERSION := $(shell sed -n 's/^AC_INIT(\[ep-overlap\], \[\(.*\)\])/\1/p' configur
 INCLUDES := -Ilib -Ilib/include -I$(O) -I$(CUDA)/include $(NCCL_CFLAGS)
 CFLAGS := -std=gnu11 -O2 -g -Wall -Wextra -Werror -fPIC -fvisibility=hidden -pthread \
   -DEPO_ENGINE_NAME='"cuda"' $(INCLUDES)
-NVCCFLAGS := -ccbin $(CXX) -std=c++17 -O3 -lineinfo $(GENCODE) $(INCLUDES) -Xcompiler \
+NVCCFLAGS = -ccbin $(CXX) -std=c++17 -O3 -lineinfo $(GENCODE) $(INCLUDES) -Xcompiler \
   -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-Wall,-Wextra,-Werror
 LIBS := -L$(CUDA)/lib64 -lcudart_static -lpthread -ldl -lrt -lm
 
-C_FILES := $(wildcard lib/core/*.c lib/backend/*.c lib/backend/cuda/*.c lib/backend/cuda/gemm/*.c lib/moe/*.c)
+C_FILES := lib/core/status.c $(wildcard lib/backend/*.c lib/backend/cuda/*.c lib/backend/cuda/gemm/*.c lib/moe/*.c)
 CU_FILES := $(wildcard lib/backend/cuda/*.cu lib/backend/cuda/gemm/*.cu)
 OBJECTS := $(C_FILES:%.c=$(O)/%.o) $(CU_FILES:%.cu=$(O)/%.cu.o)
 PROGRAMS := units layer bench
@@ -36,6 +36,7 @@ $(O)/%.o: %.c $(HEADERS) $(O)/config.h
 $(O)/%.cu.o: %.cu $(HEADERS) $(O)/config.h
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCCFLAGS) -c $< -o $@
+$(O)/lib/backend/cuda/gemm/gg_sm90_%.o: GENCODE = -gencode=arch=compute_90a,code=sm_90a
 $(O)/engine.a: $(OBJECTS)
 	rm -f $@
 	ar rcs $@ $(OBJECTS)

@@ -18,6 +18,7 @@ static void backend_free(epo_backend *be, bool broken) {
         gpu_window_destroy(be, be->sum);
     gpu_queue_destroy(be, be->sum_queue);
     gpu_event_destroy(be, be->sum_done);
+    gpu_routing_close(be);
     gpu_record_destroy(be);
     gpu_pairs_destroy(be, broken);
     gpu_free(be, be->pairs_word, be->pairs_word != NULL ? GPU_PAIRS_WORDS : 0);
@@ -87,6 +88,15 @@ static epo_status waits_choose(epo_backend *be) {
     return EPO_OK;
 }
 
+static epo_status gemm_choose(epo_backend *be) {
+    const char *wish = getenv("EP_OVERLAP_CUDA_GEMM");
+    be->grouped = wish == NULL || strcmp(wish, "cublas") != 0;
+    if (wish != NULL && be->grouped && strcmp(wish, "grouped") != 0 && wish[0] != '\0')
+        return epo_fail(EPO_E_ARG, "EP_OVERLAP_CUDA_GEMM: found '%s', allowed grouped, cublas",
+                        wish);
+    return EPO_OK;
+}
+
 static epo_status reach_choose(epo_backend *be, char *why, size_t size) {
     epo_status status = gpu_window_reach(be, &be->one_sided, why, size);
     if (status != EPO_OK || be->one_sided)
@@ -136,6 +146,7 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
     be->ranks = gpu_meet_ranks(be->meet);
     if ((status = device_open(be)) != EPO_OK || (status = gpu_memory_open(be)) != EPO_OK ||
         (status = gpu_watch_start(be)) != EPO_OK || (status = waits_choose(be)) != EPO_OK ||
+        (status = gemm_choose(be)) != EPO_OK ||
         (status = reach_choose(be, why, sizeof why)) != EPO_OK) {
         char text[EPO_ERROR_MAX]; /* the peers need not wait for this rank */
         snprintf(text, sizeof text, "%s", epo_fail_text());
@@ -239,6 +250,9 @@ static const epo_backend_ops ops = {
     .gemm = gpu_gemm,
     .swiglu = op_swiglu,
     .zero = op_zero,
+    .route_count = gpu_route_count,
+    .route_send = gpu_route_send,
+    .route_pad = gpu_route_pad,
     .call = gpu_call,
     .record_start = gpu_record_start,
     .record_stop = gpu_record_stop,

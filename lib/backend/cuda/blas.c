@@ -8,7 +8,6 @@
 
 #include <cublas_v2.h>
 #include <dlfcn.h>
-#include <inttypes.h>
 #include <stdlib.h>
 
 #define BLAS_WORKSPACE (UINT64_C(32) << 20)
@@ -221,28 +220,17 @@ static epo_status blas_join(epo_queue *q, const char *phase) {
     return EPO_OK;
 }
 
-epo_status gpu_gemm(epo_queue *q, const epo_gemm *g, const epo_deps *deps) {
-    epo_backend *be = q->be;
-    const uint64_t *first = g->cpu_first != NULL ? g->cpu_first : g->row_first;
-    const uint64_t *count = g->cpu_count != NULL ? g->cpu_count : g->row_count;
-    epo_status status;
-    for (int e = g->first; e < g->first + g->count; e++)
-        if (count[e] > INT32_MAX)
-            return epo_fail(EPO_E_ARG, "rank %d: %s: expert %d has %" PRIu64 " rows, allowed %d",
-                            be->rank, deps->name, e, count[e], INT32_MAX);
-    if (!gpu_op_begin(q, deps, &status))
-        return status;
-    if (q->blas == NULL && (status = blas_open(q)) != EPO_OK)
-        return status;
-    status = blas_fork(q, deps->name);
+epo_status gpu_blas_gemm(epo_queue *q, const epo_gemm *g, const uint64_t *first,
+                         const uint64_t *count, const char *phase) {
+    epo_status status = q->blas == NULL ? blas_open(q) : EPO_OK;
+    if (status == EPO_OK)
+        status = blas_fork(q, phase);
     for (int e = g->first, lane = 0; e < g->first + g->count && status == EPO_OK; e++) {
         if (count[e] == 0)
             continue;
         status =
-            blas_expert(be, q->blas->lane[lane].handle, g, e, first[e], (int)count[e], deps->name);
+            blas_expert(q->be, q->blas->lane[lane].handle, g, e, first[e], (int)count[e], phase);
         lane = (lane + 1) % q->blas->lanes;
     }
-    if (status == EPO_OK)
-        status = blas_join(q, deps->name);
-    return status == EPO_OK ? gpu_op_end(q, deps) : status;
+    return status == EPO_OK ? blas_join(q, phase) : status;
 }

@@ -154,3 +154,33 @@ epo_status gpu_flag_write(epo_queue *q, cudaStream_t stream, epo_window *w, gpu_
     }
     return status;
 }
+
+typedef struct host_word {
+    uint64_t *word, value;
+} host_word;
+
+static void host_word_run(void *ctx) {
+    host_word *h = ctx;
+    __atomic_store_n(h->word, h->value, __ATOMIC_RELEASE);
+    free(h);
+}
+
+epo_status gpu_word_write(epo_queue *q, uint64_t device, uint64_t *host, uint64_t value,
+                          const char *phase) {
+    if (q->be->stream_ops) {
+        CUresult r = gpu_driver_get(NULL)->write64((CUstream)q->stream, (CUdeviceptr)device, value,
+                                                   CU_STREAM_WRITE_VALUE_DEFAULT);
+        return r == CUDA_SUCCESS ? EPO_OK
+                                 : gpu_fail_driver(q->be, "cuStreamWriteValue64", phase, r);
+    }
+    host_word *h = malloc(sizeof *h);
+    if (h == NULL)
+        return epo_fail(EPO_E_NOMEM, "rank %d: no memory (%s)", q->be->rank, phase);
+    *h = (host_word){host, value};
+    cudaError_t e = cudaLaunchHostFunc(q->stream, host_word_run, h);
+    if (e != cudaSuccess) {
+        free(h);
+        return gpu_fail(q->be, "cudaLaunchHostFunc", phase, e);
+    }
+    return EPO_OK;
+}

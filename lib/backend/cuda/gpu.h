@@ -13,8 +13,9 @@
  *   exchange.c  rows to peers, by copy engines or stores; staging.c: packed first
  *   pairs.c     the same over NCCL
  *   sum.c       allreduce
- *   blas.c      one GEMM per expert over cuBLAS
+ *   gemm.c      the experts' GEMMs: our grouped kernels (gemm/), or blas.c, cuBLAS
  *   kernels.cu  the passes over rows
+ *   routing.c   counts of a routing, and its maps; routes.cu: their kernels
  *   record.c    intervals
  *
  * Epoch flags live in host memory, not beside the rows: GPUs write and poll them
@@ -46,6 +47,7 @@ typedef struct gpu_meet gpu_meet;
 typedef struct gpu_memory_state gpu_memory_state;
 typedef struct gpu_watch gpu_watch;
 typedef struct gpu_record gpu_record;
+typedef struct gpu_routing gpu_routing;
 typedef struct gpu_staging gpu_staging;
 
 struct epo_event {
@@ -60,6 +62,8 @@ struct epo_queue {
     cudaStream_t stream;
     gpu_blas *blas;     /* made by the first GEMM */
     uint64_t record_at; /* interval being recorded; UINT64_MAX: none */
+    void *workspace;    /* of grouped GEMMs */
+    uint64_t workspace_bytes;
     gpu_staging *staging;
     bool stale; /* the staging stream must join the queue again */
 };
@@ -95,14 +99,16 @@ struct epo_backend {
     gpu_wait_mode wait_mode;
     bool stream_ops; /* the device writes and waits for words by itself */
     bool one_sided;
+    bool grouped;       /* our GEMM kernels where they fit; else cuBLAS */
     bool batch_copies;  /* many copies in one call */
     bool shared_device; /* another rank uses this GPU too */
     gpu_meet *meet;
     gpu_memory_state *memory;
     gpu_watch *watch;
     gpu_record *record;
-    gpu_pairs *pairs; /* NULL with one_sided */
-    char *pairs_word; /* bytes that say "this rank came here" */
+    gpu_routing *routing; /* made by the first routing */
+    gpu_pairs *pairs;     /* NULL with one_sided */
+    char *pairs_word;     /* bytes that say "this rank came here" */
     epo_window *windows;
     epo_queue *queues[GPU_QUEUES];
     epo_window *sum; /* allreduce's window and progress */
@@ -197,6 +203,10 @@ typedef enum gpu_flag_to {
 epo_status gpu_flag_write(epo_queue *q, cudaStream_t stream, epo_window *w, gpu_flag_to to,
                           uint64_t flag_offset, uint64_t epoch, const char *phase);
 
+/* One word of mapped host memory, in queue order. */
+epo_status gpu_word_write(epo_queue *q, uint64_t device, uint64_t *host, uint64_t value,
+                          const char *phase);
+
 /* ---- watch.c ---- */
 epo_status gpu_watch_start(epo_backend *be);
 void gpu_watch_stop(epo_backend *be);
@@ -253,11 +263,23 @@ epo_status gpu_staging_copied(epo_queue *q, const char *phase);
 epo_status gpu_staging_settle(epo_queue *q, const char *phase);
 void gpu_staging_free(epo_queue *q);
 
-/* ---- blas.c ---- */
+/* ---- gemm.c, blas.c ---- */
 epo_status gpu_gemm(epo_queue *q, const epo_gemm *g, const epo_deps *deps);
+void gpu_workspace_free(epo_queue *q);
+/* first, count: the experts' rows, for the CPU. */
+epo_status gpu_blas_gemm(epo_queue *q, const epo_gemm *g, const uint64_t *first,
+                         const uint64_t *count, const char *phase);
 void gpu_blas_destroy(gpu_blas *blas);
 /* cuBLAS's version, and where it was found; false: none, `why` says so. */
 bool gpu_blas_find(int *version, const char **why);
+
+/* ---- routing.c ---- */
+epo_status gpu_route_count(epo_queue *q, const epo_routes *routes, epo_route_counts *out);
+epo_status gpu_route_send(epo_queue *q, const epo_routes *routes, const uint64_t *expert_first,
+                          int32_t *token, int32_t *slot, int32_t *row, const epo_deps *deps);
+epo_status gpu_route_pad(epo_queue *q, const uint64_t *first, const uint64_t *count, int experts,
+                         uint64_t rows, int32_t *index, const epo_deps *deps);
+void gpu_routing_close(epo_backend *be);
 
 /* ---- record.c ---- */
 epo_status gpu_record_start(epo_backend *be, uint64_t capacity);

@@ -51,6 +51,7 @@ void gpu_queue_destroy(epo_backend *be, epo_queue *q) {
     (void)cudaStreamSynchronize(q->stream); /* a broken backend's waits are released */
     gpu_staging_free(q);
     gpu_blas_destroy(q->blas);
+    gpu_workspace_free(q);
     (void)cudaStreamDestroy(q->stream);
     be->queues[q->slot] = NULL;
     free(q);

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * gemm.c - which way the experts' GEMMs go: one persistent launch for all experts
+ * where the device has our kernels (sm_90), else one cuBLAS call per expert.  The
+ * way depends on device, type and shape alone, so it is the same for every chunk.
+ */
+#include "backend/cuda/gpu.h"
+
+#include "backend/cuda/gemm/grouped_gemm.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static epo_gg grouped_shape(const epo_gemm *g, const uint64_t *first, const uint64_t *count) {
+    epo_gg gg = {.size = sizeof gg};
+    static const epo_gg_kind kinds[] = {[EPO_GEMM_FORWARD] = EPO_GG_FORWARD,
+                                        [EPO_GEMM_DGRAD] = EPO_GG_DGRAD,
+                                        [EPO_GEMM_WGRAD] = EPO_GG_WGRAD};
+    const int last = g->first + g->count;
+    gg.kind = kinds[g->kind];
+    gg.type = g->type;
+    gg.c_type = g->c_type;
+    gg.accumulate = 1;
+    gg.n = g->n;
+    gg.k = g->k;
+    gg.experts = last;
+    gg.first = g->first;
+    gg.count = g->count;
+    gg.rows = first[last - 1] + count[last - 1];
+    gg.row_first = g->row_first;
+    gg.row_count = g->row_count;
+    gg.a = g->a;
+    gg.b = g->b;
+    gg.c = g->c;
+    return gg;
+}
+
+static epo_status workspace_hold(epo_queue *q, uint64_t bytes) {
+    if (bytes <= q->workspace_bytes)
+        return EPO_OK;
+    void *ptr = NULL;
+    GPU_TRY(q->be, "workspace", cudaStreamSynchronize(q->stream));
+    gpu_free(q->be, q->workspace, q->workspace_bytes);
+    q->workspace = NULL;
+    q->workspace_bytes = 0;
+    const uint64_t size = (2 * bytes + 4095) / 4096 * 4096;
+    epo_status status = gpu_alloc(q->be, size, &ptr);
+    if (status == EPO_OK) {
+        q->workspace = ptr;
+        q->workspace_bytes = size;
+    }
+    return status;
+}
+
+void gpu_workspace_free(epo_queue *q) {
+    gpu_free(q->be, q->workspace, q->workspace_bytes);
+    q->workspace = NULL;
+    q->workspace_bytes = 0;
+}
+
+static epo_status grouped_run(epo_queue *q, epo_gg *gg, const char *phase) {
+    const uint64_t need = epo_gg_workspace(gg);
+    epo_status status = workspace_hold(q, need);
+    gg->workspace = q->workspace;
+    gg->workspace_bytes = q->workspace_bytes;
+    if (status == EPO_OK)
+        status = epo_gg_launch(gg, q->stream);
+    if (status != EPO_OK) {
+        char text[EPO_ERROR_MAX / 2];
+        snprintf(text, sizeof text, "%s", epo_fail_text());
+        return epo_fail(status, "rank %d: %s: %s", q->be->rank, phase, text);
+    }
+    return EPO_OK;
+}
+
+epo_status gpu_gemm(epo_queue *q, const epo_gemm *g, const epo_deps *deps) {
+    const uint64_t *first = g->cpu_first != NULL ? g->cpu_first : g->row_first;
+    const uint64_t *count = g->cpu_count != NULL ? g->cpu_count : g->row_count;
+    epo_status status;
+    for (int e = g->first; e < g->first + g->count; e++)
+        if (count[e] > INT32_MAX)
+            return epo_fail(EPO_E_ARG, "rank %d: %s: expert %d has %" PRIu64 " rows, allowed %d",
+                            q->be->rank, deps->name, e, count[e], INT32_MAX);
+    if (!gpu_op_begin(q, deps, &status))
+        return status;
+    if (g->count > 0) {
+        epo_gg gg = grouped_shape(g, first, count);
+        const bool grouped = q->be->grouped && epo_gg_path_of(&gg) == EPO_GG_SM90;
+        status = grouped ? grouped_run(q, &gg, deps->name)
+                         : gpu_blas_gemm(q, g, first, count, deps->name);
+    }
+    return status == EPO_OK ? gpu_op_end(q, deps) : status;
+}
