@@ -127,14 +127,45 @@ static epo_status exchange_weights(const moe_making *m, const int32_t *slot, con
         lane->arrivals[i] =
             (epo_arrival){s->peer, base + s->dst_row * sizeof(float), s->rows * sizeof(float)};
     }
-    epo_status status = moe_plan_exchange_meta(p, lane->segments, lane->send_first[chunks],
-                                               lane->arrivals, lane->recv_first[chunks]);
+    epo_status status = moe_plan_exchange_meta(
+        p, lane->segments, lane->send_first[chunks], lane->arrivals, lane->recv_first[chunks],
+        moe_plan_on_device(p->buffer) ? p->buffer->group->rows : NULL);
     return status == EPO_OK ? moe_plan_gather_weights(p, moe_buffer_at(p->buffer, base), p->pad)
                             : status;
 }
 
-static void write_maps(const moe_making *m, const alltoall_places *places,
-                       const alltoall_maps *at) {
+static void name_maps(epo_plan *p, const alltoall_maps *at) {
+    p->op_first = moe_arena_op(&p->arena, at->first);
+    p->op_count = moe_arena_op(&p->arena, at->count);
+    p->expand = p->pad = moe_arena_op(&p->arena, at->pad);
+    p->weight = moe_arena_op(&p->arena, at->weight);
+    p->sum = p->slot_weight = moe_arena_op(&p->arena, at->row);
+    p->sum_width = p->top_k;
+}
+
+/* Maps by the device; the CPU writes the layout alone. */
+static epo_status map_on_device(const moe_making *m, const alltoall_places *places,
+                                const alltoall_maps *at) {
+    epo_plan *p = m->plan;
+    epo_group *g = p->buffer->group;
+    const epo_routing *r = m->routing;
+    epo_routes routes = {r->experts, r->tokens, r->top_k, m->shape.experts, m->shape.ranks};
+    epo_deps send = moe_deps("route send", EPO_INTERVAL_LOCAL, -1);
+    epo_deps pad = moe_deps("route pad", EPO_INTERVAL_LOCAL, -1);
+    epo_status status = moe_arena_publish(g, &p->arena, 0, at->token);
+    pad.signal = g->rows;
+    if (status == EPO_OK)
+        status = g->ops->route_send(
+            g->compute, &routes, places->send_first, moe_arena_op(&p->arena, at->token),
+            moe_arena_op(&p->arena, at->slot), moe_arena_op(&p->arena, at->row), &send);
+    if (status == EPO_OK)
+        status = g->ops->route_pad(g->compute, p->first, p->count, p->buffer->local, p->rows,
+                                   moe_arena_op(&p->arena, at->pad), &pad);
+    return status;
+}
+
+static epo_status make_maps(const moe_making *m, const alltoall_places *places,
+                            const alltoall_maps *at) {
     const epo_route_shape *s = &m->shape;
     epo_plan *p = m->plan;
     uint64_t *first = moe_arena_cpu(&p->arena, at->first),
@@ -143,16 +174,13 @@ static void write_maps(const moe_making *m, const alltoall_places *places,
         first[e] = p->first[e];
         count[e] = p->count[e];
     }
+    if (moe_plan_on_device(p->buffer))
+        return map_on_device(m, places, at);
     epo_route_send(s, m->experts, p->tokens, places->send_first, places->cursor,
                    moe_arena_cpu(&p->arena, at->token), moe_arena_cpu(&p->arena, at->slot),
                    moe_arena_cpu(&p->arena, at->row));
     epo_route_pad(s, p->first, p->count, p->rows, moe_arena_cpu(&p->arena, at->pad));
-    p->op_first = moe_arena_op(&p->arena, at->first);
-    p->op_count = moe_arena_op(&p->arena, at->count);
-    p->expand = p->pad = moe_arena_op(&p->arena, at->pad);
-    p->weight = moe_arena_op(&p->arena, at->weight);
-    p->sum = p->slot_weight = moe_arena_op(&p->arena, at->row);
-    p->sum_width = s->top_k;
+    return moe_arena_publish(p->buffer->group, &p->arena, 0, at->weight);
 }
 
 epo_status moe_alltoall_make(moe_making *m) {
@@ -176,10 +204,10 @@ epo_status moe_alltoall_make(moe_making *m) {
     reserve(&p->arena, m, sent, &at);
     epo_status status = moe_arena_open(g, &p->arena);
     if (status == EPO_OK) {
-        write_maps(m, &places, &at);
         const int32_t *token = moe_arena_op(&p->arena, at.token);
+        name_maps(p, &at);
         make_lanes(m, &places, token, mine);
-        status = moe_arena_publish(g, &p->arena, 0, at.weight);
+        status = make_maps(m, &places, &at);
         if (status == EPO_OK)
             status = exchange_weights(m, moe_arena_op(&p->arena, at.slot), token);
     }

@@ -109,7 +109,7 @@ static epo_status send_meta(const moe_making *m, const flex_scratch *f, const in
         f->arrivals[n + 1] = (epo_arrival){peer, b->meta_weight + at * 4, in * 4};
         n += 2;
     }
-    return moe_plan_exchange_meta(m->plan, f->segments, n, f->arrivals, n);
+    return moe_plan_exchange_meta(m->plan, f->segments, n, f->arrivals, n, NULL);
 }
 
 /* The sender's maps, and the exchange of meta. */

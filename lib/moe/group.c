@@ -34,15 +34,13 @@ void moe_world_destroy(epo_world *world) {
 
 epo_status moe_group_ok(epo_group *group) { return group->ops->status(group->be); }
 
-static void nothing(void *ctx) { (void)ctx; }
-
 static epo_status drain(epo_group *group, epo_queue *queue, const epo_ready *wait,
                         const char *name) {
     epo_deps deps = moe_deps(name, EPO_INTERVAL_COMM, -1);
     if (wait != NULL)
         moe_deps_wait(&deps, *wait);
     deps.signal = group->done;
-    epo_status status = group->ops->call(queue, nothing, NULL, &deps);
+    epo_status status = group->ops->zero(queue, NULL, 0, &deps);
     return status == EPO_OK ? group->ops->sync(group->be, group->done) : status;
 }
 

@@ -215,7 +215,11 @@ typedef struct moe_making {
     const uint32_t *counts;    /* [R][E] */
     const uint32_t *rank_rows; /* [R][R]: rows of source s for destination d at [s][d] */
     const float *weights;      /* [T*K], operation memory */
+    const epo_routing *routing;
 } moe_making;
+/* Counted and mapped by the backend: `experts` is not there for the CPU, and the CPU
+ * waits for the count alone. */
+bool moe_plan_on_device(const epo_buffer *b);
 epo_status moe_alltoall_make(moe_making *m);
 epo_status moe_flex_make(moe_making *m);
 
@@ -228,10 +232,12 @@ typedef struct moe_carver {
 void *moe_carve(moe_carver *c, uint64_t count, uint64_t size);
 /* A lane of at most `pieces` out and in. */
 void moe_lane_carve(moe_carver *c, moe_lane *lane, uint64_t pieces, int chunks);
-/* Sends meta segments to their place, and waits for the others'. */
+/* Sends meta segments to their place, and waits for the others'.  With `after` it is
+ * sent after that event and waits for nobody: moe_plan_gather_weights does. */
 epo_status moe_plan_exchange_meta(epo_plan *plan, const epo_segment *send, int nsend,
-                                  const epo_arrival *recv, int nrecv);
-/* weight[row] = src[index[row]], 0 for -1; complete on return. */
+                                  const epo_arrival *recv, int nrecv, epo_event *after);
+/* weight[row] = src[index[row]], 0 for -1; complete on return, or, with the plan on
+ * the device, when `done` is. */
 epo_status moe_plan_gather_weights(epo_plan *plan, const float *src, const int32_t *index);
 
 /* ---- pipeline.c ------------------------------------------------------- */

@@ -130,17 +130,47 @@ static epo_status copy_experts(const epo_buffer *b, const epo_route_shape *s, co
     return status;
 }
 
+bool moe_plan_on_device(const epo_buffer *b) {
+    return b->group->ops->route_count != NULL && b->dispatcher == EPO_DISPATCH_ALLTOALL;
+}
+
+static epo_status count_on_device(const epo_buffer *b, const epo_routing *r, uint32_t *rows) {
+    epo_group *g = b->group;
+    epo_routes routes = {r->experts, r->tokens, r->top_k, b->experts, g->ranks};
+    epo_route_counts out = {.expert_rows = rows, .rank_rows = rows + b->experts};
+    epo_status status = g->ops->route_count(g->compute, &routes, &out);
+    if (status != EPO_OK)
+        return say_again(b, status);
+    uint64_t k = (uint64_t)r->top_k;
+    return out.bad == (uint64_t)r->tokens * k
+               ? EPO_OK
+               : say(b, EPO_E_INDEX,
+                     "experts[%" PRIu64 "][%" PRIu64 "] = %" PRId64 ", allowed -1..%d", out.bad / k,
+                     out.bad % k, out.bad_value, b->experts - 1);
+}
+
+/* expert_rows[E] and rank_rows[R] of this rank; on the CPU also the experts. */
+static epo_status count_routing(const epo_buffer *b, const epo_route_shape *s, const epo_routing *r,
+                                int32_t *experts, uint32_t *rows) {
+    if (moe_plan_on_device(b))
+        return count_on_device(b, r, rows);
+    epo_status status = copy_experts(b, s, r, experts);
+    if (status == EPO_OK)
+        epo_route_count(s, experts, r->tokens, rows, rows + b->experts);
+    return status;
+}
+
 /* This rank's record, complete whatever is wrong. */
 static void write_record(const epo_buffer *b, const epo_route_shape *s, const epo_routing *r,
-                         epo_status status, const int32_t *experts, char *record) {
+                         epo_status status, int32_t *experts, char *record) {
+    uint32_t *rows = (uint32_t *)(void *)(record + sizeof(record_head));
+    memset(record, 0, b->counts_bytes);
+    if (status == EPO_OK)
+        status = count_routing(b, s, r, experts, rows);
     record_head head = {.status = (int32_t)status, .tokens = r->tokens, .top_k = r->top_k};
     if (status != EPO_OK)
         snprintf(head.text, sizeof head.text, "%s", epo_fail_text());
-    memset(record, 0, b->counts_bytes);
     memcpy(record, &head, sizeof head);
-    uint32_t *rows = (uint32_t *)(void *)(record + sizeof head);
-    if (status == EPO_OK)
-        epo_route_count(s, experts, r->tokens, rows, rows + b->experts);
 }
 
 /* ---- exchange of records ------------------------------------------------ */
@@ -163,6 +193,10 @@ static epo_status exchange_control(epo_buffer *b, const epo_exchange *x, const c
  * record of plan p+1 when it has read all of plan p, so p+2 finds p's slot free. */
 static epo_status exchange_records(epo_buffer *b, const char *mine, char *records) {
     epo_group *g = b->group;
+    if (g->ops->read != NULL) { /* the CPU has it and wants it: no way through the device */
+        b->plans_made++;
+        return g->ops->allgather(g->be, mine, b->counts_bytes, records);
+    }
     moe_arena arena = {0, false, {NULL, 0}, NULL};
     moe_arena_add(&arena, 1, b->counts_bytes);
     epo_segment *send = calloc((size_t)g->ranks, sizeof *send);
@@ -238,20 +272,32 @@ static epo_status judge(const epo_buffer *b, const epo_route_shape *s, making_ar
 /* ---- what the dispatchers use ------------------------------------------- */
 
 epo_status moe_plan_exchange_meta(epo_plan *plan, const epo_segment *send, int nsend,
-                                  const epo_arrival *recv, int nrecv) {
+                                  const epo_arrival *recv, int nrecv, epo_event *after) {
     epo_buffer *b = plan->buffer;
+    epo_group *g = b->group;
     /* No credit: a peer's counts of this plan came, so it has read the last meta. */
     epo_exchange x = {b->window, send, nsend, recv, nrecv, b->meta_arrive, b->plans_made};
-    return exchange_control(b, &x, "routing");
+    if (after == NULL)
+        return exchange_control(b, &x, "routing");
+    epo_deps deps = moe_deps("routing", EPO_INTERVAL_COMM, -1);
+    moe_deps_wait(&deps, epo_ready_event(after));
+    deps.signal = g->sent;
+    moe_stats_exchange(g, MOE_BYTES_CONTROL, send, nsend);
+    return g->ops->exchange(g->comm, &x, &deps);
 }
 
 epo_status moe_plan_gather_weights(epo_plan *plan, const float *src, const int32_t *index) {
-    epo_group *g = plan->buffer->group;
+    epo_buffer *b = plan->buffer;
+    epo_group *g = b->group;
     epo_rows_gather gather = {plan->weight, src, index, plan->rows, sizeof(float)};
     epo_deps deps = moe_deps("weights", EPO_INTERVAL_LOCAL, -1);
     deps.signal = g->done;
+    if (moe_plan_on_device(b)) {
+        moe_deps_wait(&deps, moe_buffer_flag(b, b->meta_arrive, b->plans_made, "routing", -1));
+        moe_deps_wait(&deps, epo_ready_event(g->sent));
+    }
     epo_status status = g->ops->gather(g->compute, &gather, &deps);
-    return status == EPO_OK ? g->ops->sync(g->be, g->done) : status;
+    return status == EPO_OK && !moe_plan_on_device(b) ? g->ops->sync(g->be, g->done) : status;
 }
 
 /* Router weights in operation memory, 1.0 without. */
@@ -301,9 +347,11 @@ static epo_status make_maps(epo_plan *p, const epo_routing *r, const epo_route_s
                             const making_arrays *a) {
     epo_group *g = p->buffer->group;
     moe_arena weights = {0, false, {NULL, 0}, NULL};
-    epo_status status = stage_weights(g, r, &weights);
+    bool direct = moe_plan_on_device(p->buffer) && r->weights != NULL;
+    epo_status status = direct ? EPO_OK : stage_weights(g, r, &weights);
     if (status == EPO_OK) {
-        moe_making m = {p, *s, a->experts, a->counts, a->rank_rows, weights.block.ptr};
+        moe_making m = {
+            p, *s, a->experts, a->counts, a->rank_rows, direct ? r->weights : weights.block.ptr, r};
         p->rows = epo_route_layout(s, a->counts, g->rank, p->first, p->count);
         status =
             p->buffer->dispatcher == EPO_DISPATCH_FLEX ? moe_flex_make(&m) : moe_alltoall_make(&m);
@@ -330,8 +378,6 @@ static epo_status make(epo_buffer *b, const epo_routing *r, epo_status wrong, ep
                             : EPO_OK;
     if (status == EPO_OK) {
         carve_making(&real, b, slots, &a);
-        if (wrong == EPO_OK)
-            wrong = copy_experts(b, &s, r, a.experts);
         write_record(b, &s, r, wrong, a.experts, mine);
         status = exchange_records(b, mine, a.records);
     }
@@ -375,11 +421,16 @@ epo_status moe_plan_create(epo_buffer *buffer, const epo_routing *routing, epo_s
         status = g->ops->stream_enter(g->be, g->comm, stream);
     /* The CPU reads the routing, and writes memory that an earlier pass gave back
      * when it was issued. */
-    if (status == EPO_OK && (g->ops->read != NULL || g->ops->write != NULL))
+    bool device = moe_plan_on_device(buffer);
+    if (status == EPO_OK && !device && (g->ops->read != NULL || g->ops->write != NULL))
         status = moe_group_drain(g);
     if (status != EPO_OK)
         return moe_group_break(g, status);
-    return make(buffer, &r, wrong, out);
+    status = make(buffer, &r, wrong, out);
+    /* The queues may still read the caller's routing. */
+    if (status == EPO_OK && device)
+        status = g->ops->stream_leave(g->be, g->done, stream);
+    return status;
 }
 
 void moe_plan_retain(epo_plan *plan) {
