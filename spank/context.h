@@ -5,6 +5,7 @@
 #ifndef EPO_SPANK_CONTEXT_H
 #define EPO_SPANK_CONTEXT_H
 
+#include "preload.h"
 #include "wrap_spank.h"
 
 #include "core/config.h"
@@ -51,7 +52,10 @@ struct ep_plugin {
     bool srun_step; /* one of srun's own steps */
     struct epo_decision decision;
     char refusal[EPO_ERROR_MAX]; /* not empty: the step is refused in task_init */
-    struct ep_shared *shared;    /* NULL: every task stands for itself */
+    struct ep_preload preload;
+    char preload_error[EPO_ERROR_MAX]; /* not empty: why there is none */
+    const char *gpu_class;             /* this node's, by the configuration; NULL: not told */
+    struct ep_shared *shared;          /* NULL: every task stands for itself */
 };
 
 /* options.c: registers the options; `callback` belongs to the caller, because

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "preload.h"
 
+#include "context.h"
+
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,11 +42,34 @@ epo_status ep_preload_find(const char *path, const struct epo_trust *trust,
     epo_status status = epo_trust_open(found.path, trust, &fd, &absent);
     if (status != EPO_OK)
         return status;
+    struct stat info;
+    if (fstat(fd, &info) != 0)
+        status = epo_fail(EPO_E_SYSTEM, "%s: %s", found.path, strerror(errno));
     ep_elf_read(fd, &found.elf);
     close(fd);
+    if (status != EPO_OK)
+        return status;
+    found.device = info.st_dev;
+    found.inode = info.st_ino;
     if (found.elf.kind != EP_ELF_LIBRARY)
         return epo_fail(EPO_E_STATE, "%s is no shared library; install it again", found.path);
     *preload = found;
+    return EPO_OK;
+}
+
+epo_status ep_preload_check_visible(const struct ep_preload *preload) {
+    struct stat info;
+    int folder = (int)(strrchr(preload->path, '/') - preload->path);
+    if (stat(preload->path, &info) != 0)
+        return epo_fail(EPO_E_STATE,
+                        "%s: %s for the task; in a container its folder has to be mounted "
+                        "(--container-mounts=%.*s)",
+                        preload->path, strerror(errno), folder, preload->path);
+    if (info.st_dev != preload->device || info.st_ino != preload->inode)
+        return epo_fail(EPO_E_STATE,
+                        "%s is another file for the task than on the node; in a container mount "
+                        "the node's folder (--container-mounts=%.*s)",
+                        preload->path, folder, preload->path);
     return EPO_OK;
 }
 

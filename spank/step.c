@@ -153,6 +153,18 @@ static void log_step(const struct ep_plugin *plugin) {
         wrap_format(plugin->api->log_info, "ep-overlap: step %lu.%lu: %s", job, step, text);
 }
 
+/* The node's own view, before a container hides owners and folders. */
+static void find_library(struct ep_plugin *plugin, const struct epo_policy_input *input) {
+    const char *path = plugin->config != NULL && plugin->config->preload_path != NULL
+                           ? plugin->config->preload_path
+                           : EP_LIBRARY;
+    if (ep_preload_find(path, &plugin->trust, &plugin->preload) != EPO_OK)
+        snprintf(plugin->preload_error, sizeof plugin->preload_error, "%s", epo_fail_text());
+    const struct epo_class *class =
+        plugin->config != NULL ? epo_auto_class(input, ep_node_name(plugin)) : NULL;
+    plugin->gpu_class = class != NULL ? class->name : NULL;
+}
+
 void ep_step_decide(struct ep_plugin *plugin, spank_t spank) {
     const struct wrap_spank *api = plugin->api;
     if (api->get_number(spank, S_JOB_ID, &plugin->job) != 0 ||
@@ -177,6 +189,8 @@ void ep_step_decide(struct ep_plugin *plugin, spank_t spank) {
         snprintf(plugin->refusal, sizeof plugin->refusal, "%s", epo_fail_text());
     for (int i = 0; i < variables.count; i++)
         free(variables.got[i]);
+    if (plugin->decision.on && plugin->refusal[0] == '\0')
+        find_library(plugin, &input);
     if (plugin->decision.on || plugin->refusal[0] != '\0')
         plugin->shared = make_shared();
     log_step(plugin);

@@ -5,19 +5,11 @@
  */
 #include "task.h"
 
-#include "preload.h"
-
 #include "core/names.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static const char *library_path(const struct ep_plugin *plugin) {
-    return plugin->config != NULL && plugin->config->preload_path != NULL
-               ? plugin->config->preload_path
-               : EP_LIBRARY;
-}
 
 /* A step that asked for it fails; one that did not runs as off.  True when the
  * task goes on. */
@@ -35,24 +27,40 @@ static bool cannot_serve(struct ep_plugin *plugin, spank_t spank, const char *wh
     return true;
 }
 
-/* Turns the decision into what this node and program can do. */
-static bool prepare(struct ep_plugin *plugin, spank_t spank, struct ep_preload *preload) {
-    preload->path[0] = '\0';
+static void add_reason(struct ep_plugin *plugin, const char *more) {
+    char *reason = plugin->decision.reason;
+    size_t used = strlen(reason);
+    snprintf(reason + used, sizeof plugin->decision.reason - used, "; %s", more);
+}
+
+/* Turns the decision into what this node and program can do; `preload` becomes
+ * the library to load or "".  False: the task ends. */
+static bool prepare(struct ep_plugin *plugin, spank_t spank, const char **preload) {
+    char why[EPO_ERROR_MAX + 64];
+    *preload = "";
     if (!plugin->decision.on)
         return true;
-    if (ep_preload_find(library_path(plugin), &plugin->trust, preload) != EPO_OK) {
-        char why[EPO_ERROR_MAX + 64];
-        snprintf(why, sizeof why, "the library cannot be preloaded: %s", epo_fail_text());
+    bool gpus = ep_task_has_gpus(plugin, spank);
+    if (!gpus && plugin->config != NULL && plugin->config->checks.require_gpu)
+        return cannot_serve(plugin, spank,
+                            "the step holds no GPU, and the site requires one "
+                            "(checks.require_gpu); ask for one with --gpus or --gres");
+    if (plugin->preload_error[0] == '\0' && ep_preload_check_visible(&plugin->preload) != EPO_OK)
+        snprintf(plugin->preload_error, sizeof plugin->preload_error, "%s", epo_fail_text());
+    if (plugin->preload_error[0] != '\0') {
+        snprintf(why, sizeof why, "the library cannot be preloaded: %s", plugin->preload_error);
         return cannot_serve(plugin, spank, why);
     }
-    char why[512];
-    ep_preload_judge(plugin, spank, preload, why, sizeof why);
-    if (why[0] == '\0')
-        return true;
-    preload->path[0] = '\0';
-    size_t used = strlen(plugin->decision.reason);
-    snprintf(plugin->decision.reason + used, sizeof plugin->decision.reason - used,
-             "; not preloaded: %s", why);
+    if (!gpus)
+        add_reason(plugin, "no GPUs: host engine");
+    ep_preload_judge(plugin, spank, &plugin->preload, why, sizeof why);
+    if (why[0] == '\0') {
+        *preload = plugin->preload.path;
+    } else {
+        char more[sizeof why + 32];
+        snprintf(more, sizeof more, "not preloaded: %s", why);
+        add_reason(plugin, more);
+    }
     return true;
 }
 
@@ -66,13 +74,24 @@ static bool is_task_zero(struct ep_plugin *plugin, spank_t spank) {
     return zero && plugin->api->get_number(spank, S_TASK_GLOBAL_ID, &task) == 0 && task == 0;
 }
 
-/* One line per step for the user who gave an option. */
-static void tell(struct ep_plugin *plugin, spank_t spank) {
+/* What the user who gave an option is told, once per step. */
+static void tell(struct ep_plugin *plugin, spank_t spank, const char *set) {
     char text[EPO_DECISION_REASON_MAX + 128];
     if (!plugin->decision.any_option || !is_task_zero(plugin, spank))
         return;
     epo_decision_text(&plugin->decision, text, sizeof text);
     wrap_format(plugin->api->task_say, "ep-overlap: %s", text);
+    if (set != NULL && set[0] != '\0')
+        wrap_format(plugin->api->task_say, "ep-overlap: set%s", set);
+    if (plugin->decision.on && ep_task_has_gpus(plugin, spank))
+        ep_task_warn(plugin, spank);
+}
+
+/* A plain off leaves no trace; an off that `auto` or a failed wish came to says
+ * why. */
+static bool is_visible(const struct epo_decision *decision) {
+    return decision->on || decision->automatic ||
+           decision->choice[EPO_OPT_OVERLAP].value == EPO_OVERLAP_ON;
 }
 
 int ep_task_start(struct ep_plugin *plugin, spank_t spank) {
@@ -86,16 +105,14 @@ int ep_task_start(struct ep_plugin *plugin, spank_t spank) {
         ep_task_refuse(plugin, spank, plugin->refusal);
         return -1;
     }
-    struct ep_preload preload;
+    const char *preload;
+    char *set = NULL;
     if (!prepare(plugin, spank, &preload))
         return -1;
-    /* A plain off leaves no trace; an off that `auto` or a failed wish came to
-     * says why. */
-    bool visible = plugin->decision.on || plugin->decision.automatic ||
-                   plugin->decision.choice[EPO_OPT_OVERLAP].value == EPO_OVERLAP_ON;
-    if (visible && ep_task_set(plugin, spank, preload.path) != EPO_OK &&
+    if (is_visible(&plugin->decision) && ep_task_set(plugin, spank, preload, &set) != EPO_OK &&
         !cannot_serve(plugin, spank, epo_fail_text()))
         return -1;
-    tell(plugin, spank);
+    tell(plugin, spank, set);
+    free(set);
     return 0;
 }

@@ -7,11 +7,36 @@
 
 #include "context.h"
 
+#include "core/env_record.h"
+#include "core/text.h"
+
 /* task_env.c: puts back what an outer step's plugin set. */
 void ep_task_restore(struct ep_plugin *plugin, spank_t spank);
+/* What is being set, and what will be told about it. */
+struct ep_writer {
+    struct ep_plugin *plugin;
+    spank_t spank;
+    struct epo_env_record record;
+    struct epo_text told; /* " NAME=VALUE ..." */
+    epo_status status;    /* the first failure; later calls do nothing */
+};
+void ep_writer_set(struct ep_writer *writer, const char *name, const char *value);
+/* Only where the user has none. */
+void ep_writer_preset(struct ep_writer *writer, const char *name, const char *value);
 /* Sets what the decision calls for, `preload` ("" for none) appended to the
- * user's LD_PRELOAD, and records it. */
-epo_status ep_task_set(struct ep_plugin *plugin, spank_t spank, const char *preload);
+ * user's LD_PRELOAD, and records it.  `*told` lists what was set beside our own
+ * variables, to be freed by the caller. */
+epo_status ep_task_set(struct ep_plugin *plugin, spank_t spank, const char *preload, char **told);
+
+/* task_vars.c: the site's variables and the table of an overlap run. */
+void ep_task_variables(struct ep_writer *writer);
+/* The arguments that frameworks need for the decision. */
+void ep_task_arguments(struct ep_writer *writer);
+/* True when Slurm gave the task GPUs. */
+bool ep_task_has_gpus(struct ep_plugin *plugin, spank_t spank);
+
+/* task_warn.c: says which of the user's own variables hurt an overlap run. */
+void ep_task_warn(struct ep_plugin *plugin, spank_t spank);
 
 /* refuse.c: one line, the end of the step, the end of the task.  Does not
  * return outside of tests. */

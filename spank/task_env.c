@@ -52,14 +52,7 @@ void ep_task_restore(struct ep_plugin *plugin, spank_t spank) {
     free(text);
 }
 
-struct writer {
-    struct ep_plugin *plugin;
-    spank_t spank;
-    struct epo_env_record record;
-    epo_status status;
-};
-
-static void set(struct writer *writer, const char *name, const char *value) {
+void ep_writer_set(struct ep_writer *writer, const char *name, const char *value) {
     if (writer->status != EPO_OK)
         return;
     const struct wrap_spank *api = writer->plugin->api;
@@ -70,32 +63,43 @@ static void set(struct writer *writer, const char *name, const char *value) {
         writer->status = epo_fail(EPO_E_SYSTEM, "%s cannot be set in the task's environment", name);
 }
 
-static void set_preload(struct writer *writer, const char *library) {
+void ep_writer_preset(struct ep_writer *writer, const char *name, const char *value) {
+    char *now = writer->plugin->api->task_getenv(writer->spank, name);
+    if (now == NULL) {
+        ep_writer_set(writer, name, value);
+        epo_text_format(&writer->told, " %s=%s", name, value);
+    }
+    free(now);
+}
+
+static void set_preload(struct ep_writer *writer, const char *library) {
     char *before = writer->plugin->api->task_getenv(writer->spank, PRELOAD), *list = NULL;
     if (writer->status == EPO_OK)
         writer->status = epo_env_list_append(before, library, &list);
     if (writer->status == EPO_OK)
-        set(writer, PRELOAD, list);
+        ep_writer_set(writer, PRELOAD, list);
     free(list);
     free(before);
 }
 
-static void set_choices(struct writer *writer) {
+static void set_choices(struct ep_writer *writer) {
     const struct epo_decision *decision = &writer->plugin->decision;
     int dispatcher = decision->choice[EPO_OPT_DISPATCHER].value;
     bool delayed = decision->choice[EPO_OPT_DELAY_WGRAD].value == EPO_WGRAD_DELAYED;
     const char *backend = epo_dispatcher_backend(dispatcher);
-    set(writer, EPO_OUT_DISPATCHER, epo_dispatcher_kind(dispatcher));
+    ep_writer_set(writer, EPO_OUT_DISPATCHER, epo_dispatcher_kind(dispatcher));
     if (backend != NULL)
-        set(writer, EPO_OUT_FLEX_BACKEND, backend);
-    set(writer, EPO_OUT_DELAY_WGRAD, delayed ? "1" : "0");
+        ep_writer_set(writer, EPO_OUT_FLEX_BACKEND, backend);
+    ep_writer_set(writer, EPO_OUT_DELAY_WGRAD, delayed ? "1" : "0");
+    ep_task_arguments(writer);
+    ep_task_variables(writer);
 }
 
-epo_status ep_task_set(struct ep_plugin *plugin, spank_t spank, const char *preload) {
-    struct writer writer = {plugin, spank, EPO_ENV_RECORD_INIT, EPO_OK};
+epo_status ep_task_set(struct ep_plugin *plugin, spank_t spank, const char *preload, char **told) {
+    struct ep_writer writer = {plugin, spank, EPO_ENV_RECORD_INIT, EPO_TEXT_INIT, EPO_OK};
     char *text = NULL;
-    set(&writer, EPO_OUT_DECISION, plugin->decision.on ? "on" : "off");
-    set(&writer, EPO_OUT_REASON, plugin->decision.reason);
+    ep_writer_set(&writer, EPO_OUT_DECISION, plugin->decision.on ? "on" : "off");
+    ep_writer_set(&writer, EPO_OUT_REASON, plugin->decision.reason);
     if (plugin->decision.on)
         set_choices(&writer);
     if (preload[0] != '\0')
@@ -104,7 +108,10 @@ epo_status ep_task_set(struct ep_plugin *plugin, spank_t spank, const char *prel
         writer.status = epo_env_record_write(&writer.record, &text);
     if (writer.status == EPO_OK && plugin->api->task_setenv(spank, EPO_OUT_SET, text) != 0)
         writer.status = epo_fail(EPO_E_SYSTEM, EPO_OUT_SET " cannot be set in the environment");
+    if (writer.status == EPO_OK)
+        *told = epo_text_take(&writer.told);
     free(text);
+    epo_text_free(&writer.told);
     epo_env_record_clear(&writer.record);
     return writer.status;
 }

@@ -243,11 +243,19 @@ static epo_status read_variable(const struct reader *reader, const config_settin
     return EPO_OK;
 }
 
+/* Every variable is written down in EP_OVERLAP_SET, beside our own. */
+#define VARIABLES_MAX 32
+
 static epo_status read_environment(const struct reader *reader, const config_setting_t *setting,
                                    void *field) {
     struct epo_config *config = field;
-    return config_read_list(reader, setting, sizeof *config->environment, read_variable,
-                            (void **)&config->environment, &config->environment_count);
+    epo_status status =
+        config_read_list(reader, setting, sizeof *config->environment, read_variable,
+                         (void **)&config->environment, &config->environment_count);
+    if (status == EPO_OK && config->environment_count > VARIABLES_MAX)
+        status = config_fail(reader, setting, "environment: %d variables, allowed at most %d",
+                             config->environment_count, VARIABLES_MAX);
+    return status;
 }
 
 static epo_status read_preload(const struct reader *reader, const config_setting_t *setting,

@@ -17,7 +17,10 @@
 #define EPO_OUT_FLEX_BACKEND                                                                       \
     "EP_OVERLAP_FLEX_BACKEND"                        /* deepep | hybridep | ncclep, if asked for */
 #define EPO_OUT_DELAY_WGRAD "EP_OVERLAP_DELAY_WGRAD" /* 0 | 1 */
-#define EPO_OUT_SET "EP_OVERLAP_SET"                 /* what was set and what stood there before */
+/* For scripts that build a command line inside the task. */
+#define EPO_OUT_MEGATRON_ARGS "EP_OVERLAP_MEGATRON_ARGS"       /* Megatron-LM's arguments */
+#define EPO_OUT_BRIDGE_OVERRIDES "EP_OVERLAP_BRIDGE_OVERRIDES" /* Megatron-Bridge's */
+#define EPO_OUT_SET "EP_OVERLAP_SET" /* what was set and what stood there before */
 
 /* From srun's plugin to the nodes' plugin: the step's decision.  Named SLURM_ so
  * that --export=NONE lets it pass; removed before the task starts. */

@@ -51,7 +51,7 @@ failed() {
     times 4 '^EP_OVERLAP_DISPATCHER=flex$'
     times 4 '^EP_OVERLAP_DELAY_WGRAD=1$'
     times 4 '^LD_PRELOAD=/.*/libep_overlap.so'
-    times 1 '^ep-overlap: on, dispatcher flex, delayed wgrad (--ep-overlap=on, the command line)$'
+    times 1 '^ep-overlap: on, dispatcher flex, delayed wgrad (--ep-overlap=on, the command line; no GPUs: host engine)$'
     has_not SLURM_EP_OVERLAP_STEP
     [ "$(grep -c 'ep-overlap: step [0-9.]*: on, dispatcher flex' "$work/slurmd.log")" = 2 ]
 }
@@ -187,7 +187,7 @@ sbatch -Q --wait -o $work/out $work/job; cat $work/out'
     times 3 '^EP_OVERLAP_DECISION=on$'
     times 3 '^EP_OVERLAP_DELAY_WGRAD=1$'
     times 1 '^EP_OVERLAP_DISPATCHER=flex$'
-    has '(--ep-overlap=on, inherited from sbatch or salloc)'
+    has '(--ep-overlap=on, inherited from sbatch or salloc; '
     has 'ep-overlap: off (--ep-overlap=off, the command line)'
     has_not 'error'
 }
@@ -333,7 +333,7 @@ END
     cluster -- 'srun --export=NONE --ep-overlap=on --delay-wgrad /usr/bin/env; FOO=1 srun --export=FOO --ep-overlap=on /usr/bin/env'
     ended 0
     times 2 '^EP_OVERLAP_DECISION=on$'
-    times 2 '(--ep-overlap=on, the command line)'
+    times 2 '(--ep-overlap=on, the command line; '
     has_not SLURM_EP_OVERLAP_STEP
 }
 
@@ -371,4 +371,19 @@ END
     cluster -c "$work/c.conf" -- 'srun -N2 -n2 --ep-overlap=on sleep 60'
     failed
     has 'n2 is special'
+}
+
+@test "a step with GPUs gets the variables of an overlap run, one without does not" {
+    cluster -g 2 -- 'CUDA_DEVICE_MAX_CONNECTIONS=1 srun --gres=gpu:1 --ep-overlap=on --ep-dispatcher=flex env'
+    ended 0
+    has CUDA_DEVICE_MAX_CONNECTIONS=1
+    has TORCH_NCCL_AVOID_RECORD_STREAMS=1
+    has NVTE_FWD_LAYERNORM_SM_MARGIN=20
+    has 'ep-overlap: set TORCH_NCCL_HIGH_PRIORITY=1 '
+    has 'warning OVL-016: your value is kept'
+    has_not 'host engine'
+    cluster -g 2 -- 'srun --ep-overlap=on env'
+    ended 0
+    has_not NVTE_
+    has 'no GPUs: host engine'
 }

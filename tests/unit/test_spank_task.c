@@ -29,8 +29,9 @@ static void on_reaches_the_task(void) {
     CU_ASSERT_STRING_EQUAL(fake_get(&fake.task, EPO_OUT_DELAY_WGRAD), "1");
     CU_ASSERT_PTR_NOT_NULL(fake_get(&fake.task, EPO_OUT_REASON));
     CU_ASSERT_PTR_NULL(fake_get(&fake.task, EPO_STEP_RECORD));
-    CU_ASSERT_STRING_EQUAL(fake.said, "ep-overlap: on, dispatcher flex:deepep, delayed wgrad "
-                                      "(--ep-overlap=on, the command line)\n");
+    CU_ASSERT_STRING_EQUAL(fake.said,
+                           "ep-overlap: on, dispatcher flex:deepep, delayed wgrad "
+                           "(--ep-overlap=on, the command line; no GPUs: host engine)\n");
     fake_end();
 }
 
@@ -301,6 +302,150 @@ static void what_speaks_against_a_preload_is_told(void) {
     fake_end();
 }
 
+static const char *task(const char *name) {
+    const char *value = fake_get(&fake.task, name);
+    return value != NULL ? value : "";
+}
+
+static void gpu_steps_get_the_variables_of_an_overlap_run(void) {
+    fake_begin(S_CTX_LOCAL);
+    configure("");
+    fake_put(&fake.task, "CUDA_VISIBLE_DEVICES", "0,1");
+    fake_put(&fake.task, "TORCH_NCCL_HIGH_PRIORITY", "0");
+    srun_to_task(give_all);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    CU_ASSERT_STRING_EQUAL(task("CUDA_DEVICE_MAX_CONNECTIONS"), "32");
+    CU_ASSERT_STRING_EQUAL(task("TORCH_NCCL_HIGH_PRIORITY"), "0"); /* the user's */
+    CU_ASSERT_STRING_EQUAL(task("TORCH_NCCL_AVOID_RECORD_STREAMS"), "1");
+    CU_ASSERT_STRING_EQUAL(task("NVTE_FWD_LAYERNORM_SM_MARGIN"), "20");
+    CU_ASSERT_STRING_EQUAL(task("PYTORCH_CUDA_ALLOC_CONF"), "expandable_segments:True");
+    CU_ASSERT_STRING_EQUAL(task("NCCL_GRAPH_REGISTER"), "0");
+    CU_ASSERT_STRING_EQUAL(task(EPO_OUT_MEGATRON_ARGS),
+                           "--overlap-moe-expert-parallel-comm --moe-token-dispatcher-type flex "
+                           "--moe-flex-dispatcher-backend deepep --delay-wgrad-compute");
+    HAS(task(EPO_OUT_BRIDGE_OVERRIDES), "comm_overlap.delay_wgrad_compute=true");
+    CU_ASSERT_EQUAL(lines(fake.said), 2);
+    HAS(fake.said, "ep-overlap: set CUDA_DEVICE_MAX_CONNECTIONS=32 ");
+    HAS_NOT(fake.said, "host engine");
+    /* and a nested off takes every one of them back */
+    srun_to_task(give_off);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    CU_ASSERT_EQUAL(fake.task.count, 2);
+    fake_end();
+}
+
+static void variables_follow_the_dispatcher(void) {
+    fake_begin(S_CTX_LOCAL);
+    configure(
+        "node_classes = ( { class = \"gb200\"; nodes = \"n1\"; overlap = \"on\"; dispatcher = "
+        "\"flex:hybridep\"; } );");
+    fake_put(&fake.task, "SLURM_STEP_GPUS", "0");
+    fake_put(&fake.task, "TMPDIR", folder);
+    fake_put(&fake.own, "SLURM_NODELIST", "n1");
+    static char arguments[][40] = {"python", "--expert-model-parallel-size", "64", "--use-nccl-ub"};
+    for (int i = 0; i < 4; i++)
+        fake.arguments[i] = arguments[i];
+    fake.argument_count = 4;
+    srun_to_task(give_auto);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    CU_ASSERT_STRING_EQUAL(task("NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN"), "64");
+    CU_ASSERT_STRING_EQUAL(task("NVLINK_DOMAIN_SIZE"), "72");
+    CU_ASSERT_STRING_EQUAL(task("USE_MNNVL"), "1");
+    CU_ASSERT_STRING_EQUAL(task("NUM_OF_TOKENS_PER_CHUNK_COMBINE_API"), "64");
+    CU_ASSERT_STRING_EQUAL(task("PYTORCH_CUDA_ALLOC_CONF"), ""); /* user buffers */
+    CU_ASSERT_STRING_EQUAL(task("NCCL_GRAPH_REGISTER"), "");
+    HAS(task("HYBRID_EP_CACHE_DIR"), folder);
+    char cache[300];
+    snprintf(cache, sizeof cache, "%s", task("HYBRID_EP_CACHE_DIR"));
+    struct stat info;
+    CU_ASSERT_EQUAL(stat(cache, &info), 0);
+    CU_ASSERT_EQUAL(info.st_mode & 07777, 0700);
+    CU_ASSERT_EQUAL(rmdir(cache), 0);
+    /* a folder somebody else prepared is not used */
+    CU_ASSERT_EQUAL(symlink("/tmp", cache), 0);
+    srun_to_task(give_off);
+    ep_task_start(&plugin, NULL);
+    srun_to_task(give_auto);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    CU_ASSERT_STRING_EQUAL(task("HYBRID_EP_CACHE_DIR"), "");
+    unlink(cache);
+    fake_end();
+}
+
+static void the_site_sets_variables(void) {
+    fake_begin(S_CTX_LOCAL);
+    configure("environment = ( { name = \"A\"; value = \"1\"; }, { name = \"B\"; value = \"2\"; "
+              "when = \"always\"; }, { name = \"C\"; value = \"3\"; when = \"always\"; } );");
+    fake_put(&fake.task, "A", "mine");
+    fake_put(&fake.task, "B", "mine\n");
+    srun_to_task(give_on);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    CU_ASSERT_STRING_EQUAL(task("A"), "mine");
+    CU_ASSERT_STRING_EQUAL(task("B"), "2");
+    CU_ASSERT_STRING_EQUAL(task("C"), "3");
+    HAS(fake.said, "ep-overlap: set B=2 (by the site, instead of \"mine?\") C=3\n");
+    srun_to_task(give_off);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    CU_ASSERT_STRING_EQUAL(task("B"), "mine\n");
+    CU_ASSERT_EQUAL(fake.task.count, 2);
+    fake_end();
+}
+
+static void harmful_values_are_kept_and_told(void) {
+    fake_begin(S_CTX_LOCAL);
+    configure("");
+    fake_put(&fake.task, "CUDA_VISIBLE_DEVICES", "0");
+    fake_put(&fake.task, "CUDA_DEVICE_MAX_CONNECTIONS", "1");
+    fake_put(&fake.task, "CUDA_LAUNCH_BLOCKING", "1");
+    fake_put(&fake.task, "NCCL_P2P_DISABLE", "1");
+    srun_to_task(give_on);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    CU_ASSERT_STRING_EQUAL(task("CUDA_DEVICE_MAX_CONNECTIONS"), "1");
+    HAS(fake.said, "warning: your NCCL_P2P_DISABLE=1 is kept");
+    HAS(fake.said, "CUDA_LAUNCH_BLOCKING");
+    HAS(fake.said, "needs CUDA_DEVICE_MAX_CONNECTIONS 32");
+    fake_end();
+    /* without GPUs none of them matters */
+    fake_begin(S_CTX_LOCAL);
+    fake_put(&fake.task, "CUDA_LAUNCH_BLOCKING", "1");
+    srun_to_task(give_on);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    CU_ASSERT_EQUAL(lines(fake.said), 1);
+    fake_end();
+}
+
+static void require_gpu_refuses_a_step_without(void) {
+    fake_begin(S_CTX_LOCAL);
+    configure("checks = { require_gpu = true; };");
+    srun_to_task(give_on);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), -1);
+    CU_ASSERT_EQUAL(fake.exit_task, 1);
+    HAS(fake.said, "holds no GPU");
+    fake_put(&fake.task, "SLURM_STEP_GPUS", "3");
+    srun_to_task(give_on);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    fake_end();
+}
+
+static void a_library_that_the_task_does_not_see(void) {
+    fake_begin(S_CTX_LOCAL);
+    configure("");
+    srun_to_task(give_on);
+    unlink(library); /* as in a container without the mount */
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), -1);
+    HAS(fake.said, "has to be mounted (--container-mounts=");
+    make_library();
+    srun_to_task(give_on);
+    char other[400];
+    snprintf(other, sizeof other, "%s.old", library);
+    CU_ASSERT_EQUAL(rename(library, other), 0);
+    make_library(); /* another file of that name */
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), -1);
+    HAS(fake.said, "is another file for the task");
+    unlink(other);
+    fake_end();
+}
+
 int main(void) {
 #define TEST(name)                                                                                 \
     { #name, name }
@@ -320,6 +465,12 @@ int main(void) {
                                  TEST(numbers_that_slurm_lacks_change_nothing),
                                  TEST(an_environment_that_cannot_be_set_fails_a_request),
                                  TEST(what_speaks_against_a_preload_is_told),
+                                 TEST(gpu_steps_get_the_variables_of_an_overlap_run),
+                                 TEST(variables_follow_the_dispatcher),
+                                 TEST(the_site_sets_variables),
+                                 TEST(harmful_values_are_kept_and_told),
+                                 TEST(require_gpu_refuses_a_step_without),
+                                 TEST(a_library_that_the_task_does_not_see),
                                  CU_TEST_INFO_NULL};
     return box_run("spank task", tests);
 }
