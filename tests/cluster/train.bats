@@ -59,6 +59,12 @@ trained() { # DECISION
     trained "overlap off, dispatcher alltoall, weight gradients at once"
 }
 
+@test "a program that the batch script starts without srun is one rank and waits for nobody" {
+    run cluster sh -c "sbatch -W -n4 -o $TMPDIR/out --wrap 'ep-train --steps 2 --no-measure'; cat $TMPDIR/out"
+    echo "$output" | cut -c 1-300
+    grep -q '^ep-train: overlap off, .*host engine, 1 rank$' <<<"$output"
+}
+
 @test "one task that forks four ranks under torchrun's variables" {
     run cluster srun -n1 -c4 --ep-overlap=on --ep-dispatcher=flex --delay-wgrad \
         "$top/tests/train/torchrun.sh" 4 ep-train --steps 50

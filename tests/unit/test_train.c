@@ -210,6 +210,11 @@ static void medians(void) {
     CU_ASSERT(s.median == 3);
     s = spread_of(v, 0);
     CU_ASSERT(s.median == 0 && s.most == 0);
+    samples last = {v, 0, 3, 0};
+    for (int i = 1; i <= 8; i++)
+        samples_put(&last, i);
+    s = spread_of(last.value, last.count);
+    CU_ASSERT(last.count == 3 && s.least == 6 && s.most == 8);
 }
 
 /* ---- launcher --------------------------------------------------------- */

@@ -30,6 +30,7 @@ typedef struct recorded {
     int names;
     epo_overlap_times unions; /* of the last pass */
     uint64_t dropped;
+    int chunks;
 } recorded;
 
 /* ---- the two sides ---------------------------------------------------- */
@@ -177,6 +178,7 @@ static epo_status note_pass(recorded *r, int which, const epo_interval *interval
     epo_status status = EPO_OK;
     memset(r->now_ms, 0, sizeof r->now_ms);
     for (uint64_t i = 0; status == EPO_OK && i < count; i++) {
+        r->chunks = interval[i].chunk >= r->chunks ? interval[i].chunk + 1 : r->chunks;
         if (interval[i].kind == EPO_INTERVAL_COMM)
             status = epo_spans_add(&comm, interval[i].start_ns, interval[i].end_ns);
         if (interval[i].kind == EPO_INTERVAL_COMPUTE) {
@@ -330,6 +332,7 @@ static epo_status ceilings(train *t, const arm *serial, const arm *on, measured 
         status = record(t, on, &r);
     out->unions = r.unions;
     out->dropped = r.dropped;
+    out->chunks = r.chunks;
     return status == EPO_OK ? link_floor(t, out) : status;
 }
 

@@ -31,6 +31,7 @@ typedef struct measured {
     double floor_ms, exposed_ms, efficiency;
     epo_overlap_times unions; /* this rank, of one overlapped (else serial) pass */
     uint64_t dropped;         /* intervals that did not fit */
+    int chunks;               /* that the pass was made of */
     epo_stats pass;           /* of that pass, on this rank */
 } measured;
 

@@ -29,9 +29,11 @@ double report_rss_mb(void) {
     return kb * 1024e-6;
 }
 
-static void chunks_text(const epo_group_info *i, char *text, size_t bytes) {
+static void chunks_text(const epo_group_info *i, int seen, char *text, size_t bytes) {
     if (i->chunks > 0)
         snprintf(text, bytes, "%d chunk%s", i->chunks, i->chunks == 1 ? "" : "s");
+    else if (seen > 0)
+        snprintf(text, bytes, "%d chunk%s (chosen by the engine)", seen, seen == 1 ? "" : "s");
     else
         snprintf(text, bytes, "chunks chosen by the engine");
 }
@@ -40,7 +42,7 @@ void report_opening(const train *t, FILE *out) {
     const epo_group_info *i = &t->world->info;
     const options *o = t->opt;
     char chunks[48], link[64] = "";
-    chunks_text(i, chunks, sizeof chunks);
+    chunks_text(i, 0, chunks, sizeof chunks);
     if (i->link_gbs > 0)
         snprintf(link, sizeof link, ", emulated link %g GB/s + %g us", i->link_gbs, i->link_us);
     fprintf(
@@ -166,7 +168,7 @@ static void byte_rows(const report *r, FILE *out) {
 void report_closing(const report *r, FILE *out) {
     const epo_group_info *i = &r->t->world->info;
     char chunks[48];
-    chunks_text(i, chunks, sizeof chunks);
+    chunks_text(i, r->m != NULL ? r->m->chunks : 0, chunks, sizeof chunks);
     fprintf(out, "\nfigures of rank %d of %d; medians, least .. most\n", i->rank, i->ranks);
     if (r->t->opt->bench == 0)
         training_rows(r, out);

@@ -86,6 +86,7 @@ static void comparison(FILE *f, const measured *m) {
     whole(f, "union_overlapped_ns", m->unions.overlapped);
     whole(f, "union_exposed_ns", m->unions.exposed);
     whole(f, "intervals_dropped", m->dropped);
+    whole(f, "chunks_used", (uint64_t)m->chunks);
 }
 
 static void bytes(FILE *f, const epo_stats *s, uint64_t steps) {

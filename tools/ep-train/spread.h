@@ -10,13 +10,20 @@
 #include <time.h>
 
 typedef struct samples {
-    double *value;
-    int count, room;
+    double *value; /* [room] */
+    int count, room, next;
 } samples;
 
 typedef struct spread {
     double median, least, most;
 } spread;
+
+/* The newest replaces the oldest when there is no room. */
+static inline void samples_put(samples *s, double value) {
+    s->value[s->next] = value;
+    s->next = (s->next + 1) % s->room;
+    s->count += s->count < s->room;
+}
 
 static inline int spread_order(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;

@@ -9,6 +9,8 @@
 
 #include "core/status.h"
 
+#define STEPS_KEPT 100000 /* of a longer run the last ones */
+
 epo_status train_agree(moe_world *world, epo_status mine, train_voice *voice) {
     const int ranks = world->info.ranks;
     float *all = calloc((size_t)ranks, sizeof *all);
@@ -81,7 +83,8 @@ static epo_status open_model(train *t) {
                                .max_tokens = (int)tokens};
     t->input = malloc(tokens + 1);
     t->target = malloc(tokens + 1);
-    t->step_ms.value = malloc((size_t)o->steps * sizeof(double));
+    t->step_ms.room = o->steps < STEPS_KEPT ? o->steps : STEPS_KEPT;
+    t->step_ms.value = malloc((size_t)t->step_ms.room * sizeof(double));
     if (t->input == NULL || t->target == NULL || t->step_ms.value == NULL)
         return epo_fail(EPO_E_NOMEM, "no memory for a batch of %zu tokens", tokens);
     epo_status status = model_create(&shape, t->block, o->seed, &t->model);
@@ -125,6 +128,8 @@ epo_status train_open(const options *opt, train *out, train_voice *voice) {
         status = open_model(&t);
     if (status == EPO_OK)
         *out = t;
+    else
+        out->world = t.world; /* for the message: the run is abandoned */
     return status;
 agreed:
     free_train(&t);
@@ -262,7 +267,7 @@ static epo_status one_step(train *t, FILE *log) {
     t->last_loss = mean;
     double ms = now_ms() - start;
     if (t->step > o->steps / 10)
-        t->step_ms.value[t->step_ms.count++] = ms;
+        samples_put(&t->step_ms, ms);
     if (t->world->info.rank == t->world->info.ranks - 1 &&
         (t->step % o->log_interval == 0 || t->step == o->steps))
         iteration_line(t, log, ms, mean, length);

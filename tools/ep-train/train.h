@@ -35,7 +35,7 @@ typedef enum train_voice { VOICE_EACH, VOICE_FIRST_RANK, VOICE_ME, VOICE_OTHER }
 
 /* [collective]  Meets the ranks, reads the text, makes the model.  On failure
  * *voice tells who prints; on VOICE_EACH the ranks no longer agree and the run
- * must be abandoned instead of closed. */
+ * must be abandoned instead of closed; out->world tells the rank, or is NULL. */
 epo_status train_open(const options *opt, train *out, train_voice *voice);
 /* [collective]  All steps; the last rank prints the iteration lines to `log`. */
 epo_status train_run(train *t, FILE *log);
