@@ -29,8 +29,9 @@ enum ep_flag {
 /* Shared by the tasks of one step on one node: made before they are forked. */
 struct ep_shared {
     pthread_mutex_t lock; /* robust, between processes */
-    bool checked;         /* the first task has looked at this node */
-    bool refused;         /* and what it said */
+    bool tried;           /* the first task has tried the library here, and */
+    char why[256];        /* this speaks against it */
+    bool refused;         /* one task has said why this node refuses */
 };
 
 struct ep_plugin {
@@ -83,6 +84,12 @@ int ep_submit_record(struct ep_plugin *plugin, spank_t spank);
 void ep_step_decide(struct ep_plugin *plugin, spank_t spank);
 /* The node's name as slurmd gave it. */
 const char *ep_node_name(const struct ep_plugin *plugin);
+
+/* shared.c */
+struct ep_shared *ep_shared_create(void);
+void ep_shared_destroy(struct ep_shared *shared);
+bool ep_shared_lock(struct ep_shared *shared);
+void ep_shared_unlock(struct ep_shared *shared);
 
 /* task.c: in the task, as the user, before exec. */
 int ep_task_start(struct ep_plugin *plugin, spank_t spank);

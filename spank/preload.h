@@ -32,5 +32,9 @@ epo_status ep_preload_check_visible(const struct ep_preload *preload);
  * nothing speaks against it or the program cannot be read. */
 void ep_preload_judge(struct ep_plugin *plugin, spank_t spank, const struct ep_preload *preload,
                       char *why, size_t room);
+/* The same for a program that enters a container by itself. */
+void ep_preload_judge_container(struct ep_plugin *plugin, spank_t spank, char *why, size_t room);
+/* The same for the loader of this node or container, tried once per node. */
+void ep_preload_try(struct ep_plugin *plugin, spank_t spank, char *why, size_t room);
 
 #endif

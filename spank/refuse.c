@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "task.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -23,7 +22,7 @@ static void end_step(struct ep_plugin *plugin, spank_t spank) {
     path = path != NULL ? path : own;
     if (path != NULL && snprintf(conf, sizeof conf, "SLURM_CONF=%s", path) < (int)sizeof conf)
         environment[0] = conf;
-    if (api->run(arguments, environment, SCANCEL_TIMEOUT_MS) != 0)
+    if (api->run(arguments, environment, SCANCEL_TIMEOUT_MS, NULL, 0) != 0)
         wrap_format(
             api->task_say,
             "ep-overlap: %s: \"%s %s\" failed; other tasks may wait for this one until srun "
@@ -35,15 +34,11 @@ static void end_step(struct ep_plugin *plugin, spank_t spank) {
 /* True for the first task of this node that gets here. */
 static bool is_first(struct ep_plugin *plugin) {
     struct ep_shared *shared = plugin->shared;
-    if (shared == NULL)
+    if (shared == NULL || !ep_shared_lock(shared))
         return true;
-    int locked = pthread_mutex_lock(&shared->lock);
-    if (locked == EOWNERDEAD)
-        pthread_mutex_consistent(&shared->lock);
     bool first = !shared->refused;
     shared->refused = true;
-    if (locked == 0 || locked == EOWNERDEAD)
-        pthread_mutex_unlock(&shared->lock);
+    ep_shared_unlock(shared);
     return first;
 }
 

@@ -13,31 +13,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 const char *ep_node_name(const struct ep_plugin *plugin) {
     const char *name = plugin->api->own_getenv("SLURMD_NODENAME");
     return name != NULL ? name : "this node";
-}
-
-static struct ep_shared *make_shared(void) {
-    struct ep_shared *shared =
-        mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    pthread_mutexattr_t attributes;
-    if (shared == MAP_FAILED)
-        return NULL;
-    int failed = pthread_mutexattr_init(&attributes);
-    if (failed == 0) {
-        failed = pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED) != 0 ||
-                 pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST) != 0 ||
-                 pthread_mutex_init(&shared->lock, &attributes) != 0;
-        pthread_mutexattr_destroy(&attributes);
-    }
-    if (failed != 0) {
-        munmap(shared, sizeof *shared);
-        return NULL;
-    }
-    return shared;
 }
 
 /* The strings that task_getenv gave, to be freed together. */
@@ -192,14 +171,13 @@ void ep_step_decide(struct ep_plugin *plugin, spank_t spank) {
     if (plugin->decision.on && plugin->refusal[0] == '\0')
         find_library(plugin, &input);
     if (plugin->decision.on || plugin->refusal[0] != '\0')
-        plugin->shared = make_shared();
+        plugin->shared = ep_shared_create();
     log_step(plugin);
 }
 
 void ep_plugin_end(struct ep_plugin *plugin) {
     epo_config_destroy(plugin->config);
     plugin->config = NULL;
-    if (plugin->shared != NULL)
-        munmap(plugin->shared, sizeof *plugin->shared);
+    ep_shared_destroy(plugin->shared);
     plugin->shared = NULL;
 }

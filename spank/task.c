@@ -53,7 +53,11 @@ static bool prepare(struct ep_plugin *plugin, spank_t spank, const char **preloa
     }
     if (!gpus)
         add_reason(plugin, "no GPUs: host engine");
-    ep_preload_judge(plugin, spank, &plugin->preload, why, sizeof why);
+    ep_preload_judge_container(plugin, spank, why, sizeof why);
+    if (why[0] == '\0')
+        ep_preload_judge(plugin, spank, &plugin->preload, why, sizeof why);
+    if (why[0] == '\0')
+        ep_preload_try(plugin, spank, why, sizeof why);
     if (why[0] == '\0') {
         *preload = plugin->preload.path;
     } else {

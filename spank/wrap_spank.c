@@ -3,9 +3,11 @@
  * wrap_spank.c - the seam's real side.  Slurm's symbols come from the process
  * that loads us.
  */
+#define _GNU_SOURCE /* pipe2 */
 #include "wrap_spank.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdlib.h>
@@ -127,18 +129,47 @@ static int wait_child(pid_t child, int timeout_ms) {
     return -1;
 }
 
-static int real_run(char *const arguments[], char *const environment[], int timeout_ms) {
-    pid_t child;
+/* Starts a program with nothing to read, and its output into `errors` or nowhere. */
+static int spawn(char *const arguments[], char *const environment[], int errors, pid_t *child) {
     posix_spawnattr_t attributes;
+    posix_spawn_file_actions_t actions;
     sigset_t none;
     if (posix_spawnattr_init(&attributes) != 0)
         return -1;
+    if (posix_spawn_file_actions_init(&actions) != 0) {
+        posix_spawnattr_destroy(&attributes);
+        return -1;
+    }
     sigemptyset(&none);
     posix_spawnattr_setsigmask(&attributes, &none);
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-    int failed = posix_spawn(&child, arguments[0], NULL, &attributes, arguments, environment);
+    int failed =
+        posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0) != 0 ||
+        posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0) != 0 ||
+        (errors >= 0
+             ? posix_spawn_file_actions_adddup2(&actions, errors, 2)
+             : posix_spawn_file_actions_addopen(&actions, 2, "/dev/null", O_WRONLY, 0)) != 0 ||
+        posix_spawn(child, arguments[0], &actions, &attributes, arguments, environment) != 0;
+    posix_spawn_file_actions_destroy(&actions);
     posix_spawnattr_destroy(&attributes);
-    return failed != 0 ? -1 : wait_child(child, timeout_ms);
+    return failed ? -1 : 0;
+}
+
+static int real_run(char *const arguments[], char *const environment[], int timeout_ms, char *said,
+                    size_t room) {
+    int pipes[2] = {-1, -1};
+    pid_t child;
+    if (said != NULL && pipe2(pipes, O_CLOEXEC | O_NONBLOCK) != 0)
+        return -1;
+    int status =
+        spawn(arguments, environment, pipes[1], &child) != 0 ? -1 : wait_child(child, timeout_ms);
+    if (said != NULL) {
+        ssize_t got = read(pipes[0], said, room - 1);
+        said[got > 0 ? got : 0] = '\0';
+        close(pipes[0]);
+        close(pipes[1]);
+    }
+    return status;
 }
 
 static void real_exit_submission(int status) { exit(status); }

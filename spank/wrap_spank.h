@@ -47,8 +47,10 @@ struct wrap_spank {
     void (*log_error)(const char *line);
     /* One line on the task's stderr. */
     void (*task_say)(const char *line);
-    /* Runs a program with a time limit; its exit status, -1 when it has none. */
-    int (*run)(char *const arguments[], char *const environment[], int timeout_ms);
+    /* Runs a program with a time limit; its exit status, -1 when it has none.
+     * `said` (may be NULL) receives the beginning of its stderr. */
+    int (*run)(char *const arguments[], char *const environment[], int timeout_ms, char *said,
+               size_t room);
     void (*exit_submission)(int status); /* of srun, sbatch, salloc, before anything is allocated */
     void (*exit_task)(int status);       /* without running anybody's exit handlers */
 };

@@ -22,7 +22,7 @@ typedef enum epo_action {
     EPO_POLICY_LOCK
 } epo_action;
 
-struct epo_words {
+struct epo_names {
     char **items;
     int count;
 };
@@ -35,7 +35,7 @@ struct epo_ids {
 struct epo_policy_rule {
     int line;
     struct epo_ids user, group;          /* numbers: binding */
-    struct epo_words partition, account; /* names: advisory */
+    struct epo_names partition, account; /* names: advisory */
     char *node;                          /* hostlist expression or NULL */
     int action;
     int values[EPO_OPT_COUNT]; /* of default and lock; EPO_UNSET */

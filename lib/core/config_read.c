@@ -185,7 +185,7 @@ static epo_status check_length(const struct reader *reader, const config_setting
 
 epo_status config_read_words(const struct reader *reader, const config_setting_t *setting,
                              void *field) {
-    struct epo_words *words = field;
+    struct epo_names *words = field;
     epo_status status = check_length(reader, setting);
     if (status != EPO_OK)
         return status;
@@ -227,9 +227,9 @@ epo_status config_read_ids(const struct reader *reader, const config_setting_t *
     return EPO_OK;
 }
 
-void config_words_clear(struct epo_words *words) {
+void config_words_clear(struct epo_names *words) {
     for (int i = 0; i < words->count; i++)
         free(words->items[i]);
     free(words->items);
-    *words = (struct epo_words){NULL, 0};
+    *words = (struct epo_names){NULL, 0};
 }

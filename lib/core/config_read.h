@@ -40,6 +40,6 @@ epo_status config_read_word(const struct reader *reader, const config_setting_t 
                             const char *const *words, int *value);
 epo_status config_read_int(const struct reader *reader, const config_setting_t *setting, int least,
                            int most, int *value);
-void config_words_clear(struct epo_words *words);
+void config_words_clear(struct epo_names *words);
 
 #endif

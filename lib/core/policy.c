@@ -34,7 +34,7 @@ static bool has_group(const struct epo_ids *ids, const struct epo_policy_input *
     return false;
 }
 
-static bool has_word(const struct epo_words *words, const char *word) {
+static bool has_word(const struct epo_names *words, const char *word) {
     for (int i = 0; word != NULL && i < words->count; i++)
         if (strcmp(words->items[i], word) == 0)
             return true;

@@ -1,48 +1,11 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
+# shellcheck disable=SC2154 # work, output: plugin_common.bash and bats
 # The plugin in a real Slurm: every test starts its own two-node cluster.
 
 bats_require_minimum_version 1.5.0
 
-setup() {
-    top=$(cd "$BATS_TEST_DIRNAME/../.." && pwd)
-    work=$(mktemp -d "${BATS_TEST_TMPDIR:-/tmp}/plugin.XXXXXX")
-}
-
-# cluster [run.sh's options] -- SCRIPT: its output, status, and then what every
-# test wants of the cluster afterwards: nothing left over, all nodes idle.  In
-# SCRIPT "t COMMAND..." runs a command and prints "rc STATUS: COMMAND...".
-cluster() {
-    local options=()
-    while [ "$1" != -- ]; do options+=("$1") && shift; done
-    cat >"$work/script" <<END
-work='$work'
-t() { "\$@"; echo "rc \$?: \$*"; }
-$2
-status=\$?
-for try in \$(seq 100); do
-    [ -z "\$(squeue -h)" ] && [ "\$(sinfo -h -o %T)" = idle ] && break
-    sleep 0.1
-done
-squeue -h >"\$work/left"
-sinfo -h -o %T >"\$work/states"
-cat "\$EPO_CLUSTER_DIR"/log/slurmd.n*.log >"\$work/slurmd.log"
-exit \$status
-END
-    run timeout 120 "$top/tests/cluster/run.sh" -t 100 "${options[@]}" bash "$work/script"
-    [ "$(cat "$work/states")" = idle ]
-    [ -z "$(cat "$work/left")" ]
-}
-
-has() { [[ $output == *"$1"* ]] || { echo "not found: $1" && echo "$output" && false; }; }
-has_not() { [[ $output != *"$1"* ]] || { echo "found: $1" && echo "$output" && false; }; }
-times() { [ "$(grep -c -- "$2" <<<"$output")" = "$1" ] || { echo "not $1 times: $2" && echo "$output" && false; }; }
-ended() { [ "$status" = "$1" ] || { echo "status $status, not $1" && echo "$output" && false; }; }
-failed() {
-    if [ "$status" = 0 ] || [ "$status" = 124 ]; then
-        echo "status $status" && echo "$output" && false
-    fi
-}
+load plugin_common
 
 @test "on: every task has decision, dispatcher, wgrad and the library" {
     cluster -- 'srun -N2 -n4 --ep-overlap=on --ep-dispatcher=flex --delay-wgrad env'

@@ -32,6 +32,8 @@ struct fake {
     char ran[FAKE_TEXT];   /* programs that were run */
     char unset[FAKE_TEXT]; /* control variables that were taken back */
     int run_status;
+    int tries; /* of the loader */
+    const char *loader_says;
     int exit_submission, exit_task; /* -1: not called */
     const char *nodes[8], *gres[8]; /* the cluster's; none: the controller does not answer */
     int node_count, node_requests;

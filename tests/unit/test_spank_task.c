@@ -446,6 +446,58 @@ static void a_library_that_the_task_does_not_see(void) {
     fake_end();
 }
 
+static void a_loader_that_does_not_take_it(void) {
+    fake_begin(S_CTX_LOCAL);
+    configure("");
+    srun_to_task(give_on);
+    fake.loader_says = "true: error while loading shared libraries: libgone.so.1\nmore";
+    for (int i = 0; i < 3; i++) { /* tasks of one node */
+        CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+        CU_ASSERT_STRING_EQUAL(task("LD_PRELOAD"), "");
+        HAS(task(EPO_OUT_REASON),
+            "not preloaded: the loader does not take the library: true: error "
+            "while loading shared libraries: libgone.so.1");
+    }
+    CU_ASSERT_EQUAL(fake.tries, 1);
+    fake_end();
+}
+
+static void programs_that_enter_a_container(void) {
+    static const struct {
+        const char *arguments[6];
+        bool container;
+    } cases[] = {{{"apptainer", "exec", "x.sif", "true"}, true},
+                 {{"/opt/bin/singularity", "--quiet", "run", "x.sif"}, true},
+                 {{"env", "A=1", "apptainer", "exec"}, true},
+                 {{"bash", "-c", "cd /x && apptainer exec --nv x.sif python t.py"}, true},
+                 {{"/bin/sh", "-ec", "exec singularity shell x"}, true},
+                 {{"bash", "-c", "echo 'apptainer exec'"}, false},
+                 {{"/home/apptainer/train", "exec"}, false},
+                 {{"apptainer", "--version"}, false},
+                 {{"python", "singularity.py", "run"}, false},
+                 {{"bash", "apptainer.sh"}, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fake_begin(S_CTX_LOCAL);
+        configure("");
+        for (fake.argument_count = 0; cases[i].arguments[fake.argument_count] != NULL;)
+            fake.argument_count++;
+        for (int j = 0; j < fake.argument_count; j++)
+            fake.arguments[j] = (char *)(uintptr_t)cases[i].arguments[j];
+        srun_to_task(give_on);
+        CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+        CU_ASSERT_EQUAL(strstr(fake.said, "enters a container") != NULL, cases[i].container);
+        CU_ASSERT_EQUAL(task("LD_PRELOAD")[0] == '\0', cases[i].container);
+        fake_end();
+    }
+    fake_begin(S_CTX_LOCAL);
+    fake_put(&fake.task, "SLURM_CONTAINER", "/bundle");
+    srun_to_task(give_on);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    CU_ASSERT_STRING_EQUAL(task("LD_PRELOAD"), "");
+    HAS(fake.said, "OCI container");
+    fake_end();
+}
+
 int main(void) {
 #define TEST(name)                                                                                 \
     { #name, name }
@@ -471,6 +523,8 @@ int main(void) {
                                  TEST(harmful_values_are_kept_and_told),
                                  TEST(require_gpu_refuses_a_step_without),
                                  TEST(a_library_that_the_task_does_not_see),
+                                 TEST(a_loader_that_does_not_take_it),
+                                 TEST(programs_that_enter_a_container),
                                  CU_TEST_INFO_NULL};
     return box_run("spank task", tests);
 }
