@@ -1,0 +1,149 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Builds the CUDA engine and its tests from the tree on a machine with GPUs, with
+# nothing but GNU make, gcc and the CUDA Toolkit, and runs:
+#
+#   units      operations against fp64, errors, late peers          1 GPU
+#   threads    layers, ranks as threads, all arms bit for bit        1 GPU or more
+#   processes  the same, ranks as processes over CUDA IPC            1 GPU or more
+#   nccl       the same, peers by ncclSend and ncclRecv              2 GPUs
+#   sanitizer  memcheck and racecheck of small cases                 1 GPU
+#   bench      workload Q, serial and overlapped in turns            2 GPUs (1: no exchange)
+#
+#   run.sh [PHASE...]     all of them; -n CASES [12], -s SEED, -o FOLDER for results
+#
+# Prints a table, one JSON object, and last what was skipped and why. Status 0: no
+# case failed. Under 8 minutes.
+set -u
+cd "$(dirname "$0")/../.." || exit 2
+build=${EPO_GPU_BUILD:-build-gpu}
+cases=12
+seed=
+out=
+while getopts n:s:o:h option; do
+    case $option in
+        n) cases=$OPTARG ;;
+        s) seed=$OPTARG ;;
+        o) out=$OPTARG ;;
+        *) sed -n '3,19s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    esac
+done
+shift $((OPTIND - 1))
+phases=${*:-units threads processes nccl sanitizer bench}
+out=${out:-$build/results}
+mkdir -p "$out" || exit 2
+: >"$out/cases.tsv"
+: >"$out/skipped"
+cuda=${CUDA:-/usr/local/cuda}
+export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32}
+export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}
+export LD_LIBRARY_PATH=$cuda/lib64:${LD_LIBRARY_PATH:-}
+
+skip() { # PHASE WHY
+    printf '%s: %s\n' "$1" "$2" >>"$out/skipped"
+}
+
+gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+if [ "$gpus" = 0 ]; then
+    echo "run.sh: no GPU here (nvidia-smi -L lists none): nothing was run" >&2
+    exit 2
+fi
+name=$(nvidia-smi --query-gpu=name --format=csv,noheader -i 0)
+arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader -i 0 | tr -d .)
+[ "$arch" = 90 ] && arch=90a
+
+# ---- build ----
+start=$SECONDS
+if ! make -s -f tests/gpu/build.mk -j"$(nproc)" O="$build" ARCH="$arch" CUDA="$cuda" >"$out/build.log" 2>&1; then
+    tail -20 "$out/build.log" >&2
+    echo "run.sh: the build failed; $out/build.log has it all" >&2
+    exit 1
+fi
+echo "built in $((SECONDS - start)) s for $gpus x $name (sm_$arch)"
+
+# A program's lines go to its log; results are gathered with the phase before them.
+run() { # PHASE SECONDS COMMAND...
+    local phase=$1 limit=$2 status
+    shift 2
+    timeout -k 5 "$limit" "$@" >"$out/$phase.log" 2>&1
+    status=$?
+    grep '^case' "$out/$phase.log" | sed "s/^case/$phase/" >>"$out/cases.tsv"
+    if [ $status = 124 ] || [ $status = 137 ]; then
+        printf '%s\t%s\tFAIL\tstopped after %s s\n' "$phase" "$1" "$limit" >>"$out/cases.tsv"
+    elif [ $status != 0 ] && ! grep -q '	FAIL	' "$out/$phase.log"; then
+        printf '%s\t%s\tFAIL\tstatus %s: %s\n' "$phase" "$1" $status "$(tail -1 "$out/$phase.log")" >>"$out/cases.tsv"
+    fi
+}
+
+sanitize() { # TOOL SECONDS COMMAND...
+    local tool=$1 limit=$2
+    shift 2
+    run "$tool" "$limit" compute-sanitizer --tool "$tool" --error-exitcode 9 "$@"
+    sed -i 's/^case/#/' "$out/$tool.log"
+    if grep -q 'ERROR SUMMARY: 0 errors\|RACECHECK SUMMARY: 0 hazards' "$out/$tool.log"; then
+        printf '%s\t%s\tok\t%s\n' "$tool" "$*" "$(grep SUMMARY "$out/$tool.log" | tail -1)" >>"$out/cases.tsv"
+    else
+        printf '%s\t%s\tFAIL\t%s\n' "$tool" "$*" "$(grep SUMMARY "$out/$tool.log" | tail -1)" >>"$out/cases.tsv"
+    fi
+}
+
+for phase in $phases; do
+    case $phase in
+        units) run units 90 "$build/units" ;;
+        threads)
+            run threads2 90 "$build/layer" threads 2 "$cases" ${seed:+"$seed"}
+            run threads4 90 "$build/layer" threads 4 "$((cases / 2))" ${seed:+"$seed"}
+            ;;
+        processes) run processes 90 "$build/layer" processes 2 "$cases" ${seed:+"$seed"} ;;
+        nccl)
+            if [ "$gpus" -lt 2 ]; then
+                skip nccl "needs 2 GPUs, $gpus here (NCCL refuses two ranks on one)"
+            else
+                EP_OVERLAP_CUDA_PEER=0 run nccl 90 "$build/layer" processes 2 "$((cases / 2))" ${seed:+"$seed"}
+            fi
+            ;;
+        sanitizer)
+            if ! command -v compute-sanitizer >/dev/null 2>&1; then
+                PATH=$PATH:$cuda/bin
+            fi
+            if ! command -v compute-sanitizer >/dev/null 2>&1; then
+                skip sanitizer "no compute-sanitizer here"
+            else
+                sanitize memcheck 100 "$build/layer" threads 2 2 0x1
+                sanitize racecheck 100 "$build/layer" threads 1 1 0x1
+            fi
+            ;;
+        bench)
+            if [ "$gpus" -lt 2 ]; then
+                skip bench "exchange needs 2 GPUs, $gpus here: experts alone are timed"
+                run bench 100 "$build/bench" 1 4096 2048 768 64 8 7
+            else
+                run bench 100 "$build/bench" 2 4096 2048 768 128 8 7
+            fi
+            ;;
+        *) echo "run.sh: no phase $phase" >&2; exit 2 ;;
+    esac
+done
+
+# ---- the table, the JSON, the skipped ----
+grep '	FAIL	' "$out/cases.tsv" | cut -c1-300
+[ -e "$out/bench.log" ] && grep -v '^json' "$out/bench.log"
+echo
+printf '%-12s %6s %6s\n' phase ok FAIL
+awk -F'\t' '{ok[$1]+=($3=="ok"); bad[$1]+=($3=="FAIL"); if (!($1 in n)) {n[$1]=1; order[++k]=$1}}
+    END {for (i=1;i<=k;i++) printf "%-12s %6d %6d\n", order[i], ok[order[i]], bad[order[i]]}' "$out/cases.tsv"
+{
+    printf '{"gpu":"%s","gpus":%d,"seconds":%d,"ok":%d,"failed":%d,"bench":[' "$name" "$gpus" $((SECONDS - start)) \
+        "$(grep -c '	ok	' "$out/cases.tsv")" "$(grep -c '	FAIL	' "$out/cases.tsv")"
+    [ -e "$out/bench.log" ] && sed -n 's/^json\t//p' "$out/bench.log" | paste -sd, -
+    echo ']}'
+} | tr -d '\n' >"$out/gpu.json"
+echo
+cat "$out/gpu.json"
+echo
+if [ -s "$out/skipped" ]; then
+    sed 's/^/skipped: /' "$out/skipped"
+else
+    echo "skipped: nothing"
+fi
+! grep -q '	FAIL	' "$out/cases.tsv"
