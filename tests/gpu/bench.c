@@ -219,6 +219,30 @@ static bool arm_run(bench_rank *b, int a, int rep) {
     return true;
 }
 
+/* What the queues do in one forward and backward, for BENCH_TIMELINE. */
+static bool arm_timeline(bench_rank *b, int a) {
+    one *o = &b->arm[a];
+    const epo_interval *list = NULL;
+    uint64_t count = 0, dropped = 0;
+    epo_saved *saved = NULL;
+    if (!must(engine->record_start(o->group, 4096), "record"))
+        return false;
+    pthread_barrier_wait(&together);
+    if (!must(engine->forward(o->layer, o->plan, b->x, b->y, &saved, b->stream), "forward") ||
+        !must(engine->backward(o->layer, saved, b->dy, b->dx, b->dweights, b->stream),
+              "backward") ||
+        !must(engine->group_wgrad_flush(o->group, b->stream), "flush"))
+        return false;
+    TEST_CUDA(cudaStreamSynchronize(b->stream));
+    if (!must(engine->record_stop(o->group, &list, &count, &dropped), "record"))
+        return false;
+    for (uint64_t i = 0; i < count && b->rank == 0; i++)
+        printf("time\t%s\t%s\t%d\t%.1f\t%.1f\n", arms[a].name, list[i].name, list[i].chunk,
+               1e-3 * (double)(list[i].start_ns - list[0].start_ns),
+               1e-3 * (double)(list[i].end_ns - list[0].start_ns));
+    return true;
+}
+
 /* ---- the experts alone ---- */
 
 typedef struct ffn_alone {
@@ -327,6 +351,9 @@ static void *rank_main(void *ctx) {
         if (rep % 2 == 0 || rep < 0)
             ffn_run(&b, &f, rep < 0 ? -1 : rep / 2);
     }
+    for (int a = 0; a < ARMS && getenv("BENCH_TIMELINE") != NULL; a++)
+        if (!arm_timeline(&b, a))
+            exit(1);
     for (int a = 0; a < ARMS && b.rank == 0; a++) {
         epo_stats s = {.size = sizeof s};
         if (engine->group_stats(b.arm[a].group, &s, 0) == EPO_OK && s.forward_calls > 0) {

@@ -152,13 +152,19 @@ static epo_status flags_create(epo_backend *be, epo_window *w) {
         return status;
     w->key = shared;
     w->words = (volatile uint64_t *)shared + GPU_FLAGS;
-    cudaError_t e = cudaHostRegister(shared, w->shared_bytes,
-                                     cudaHostRegisterPortable | cudaHostRegisterMapped);
-    if (e == cudaErrorHostMemoryAlreadyRegistered)
-        (void)cudaGetLastError(); /* by a thread that is another rank */
-    else if (e != cudaSuccess)
+    /* Threads share one mapping: rank 0 registers it for all contexts. */
+    cudaError_t e = cudaSuccess;
+    w->registered = !gpu_meet_threads(be->meet) || be->rank == 0;
+    if (w->registered)
+        e = cudaHostRegister(shared, w->shared_bytes,
+                             cudaHostRegisterPortable | cudaHostRegisterMapped);
+    if (e != cudaSuccess) {
+        w->registered = false;
         return gpu_fail(be, "cudaHostRegister", "window", e);
-    w->registered = e == cudaSuccess;
+    }
+    status = gpu_meet_barrier(be->meet);
+    if (status != EPO_OK)
+        return status;
     char *device = NULL;
     GPU_TRY(be, "window", cudaHostGetDevicePointer((void **)&device, shared, 0));
     w->words_dev = device + GPU_FLAGS * sizeof(uint64_t);
