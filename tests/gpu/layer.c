@@ -456,6 +456,11 @@ int main(int argc, char **argv) {
     for (int i = 0; i < cases; i++) {
         j.c = random_case(seed, ranks, i);
         j.dispatcher = i / 2 % 2 ? EPO_DISPATCH_FLEX : EPO_DISPATCH_ALLTOALL;
+        /* Rows by stores as their size has it, or all by copy engines. */
+        if (i % 2)
+            setenv("EP_OVERLAP_CUDA_SMALL", "0", 1);
+        else
+            unsetenv("EP_OVERLAP_CUDA_SMALL");
         /* Every arm for the first cases, three for the rest. */
         run_case(&j, threads, i < 6 ? ARMS : 3);
     }

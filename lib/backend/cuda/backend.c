@@ -10,6 +10,8 @@
 #include <string.h>
 
 #define DEFAULT_CHUNKS 4
+/* Smaller pieces cost a copy engine more to start than to move. */
+#define SMALL_PIECE (UINT64_C(64) << 10)
 
 static void backend_free(epo_backend *be, bool broken) {
     if (be == NULL)
@@ -88,6 +90,20 @@ static epo_status waits_choose(epo_backend *be) {
     return EPO_OK;
 }
 
+static epo_status copies_choose(epo_backend *be) {
+    const char *wish = getenv("EP_OVERLAP_CUDA_SMALL");
+    char *end = NULL;
+    be->batch_copies = true;
+    be->small_piece = SMALL_PIECE;
+    if (wish == NULL || wish[0] == '\0')
+        return EPO_OK;
+    be->small_piece = strtoull(wish, &end, 10);
+    if (*end != '\0' || be->small_piece > UINT64_C(1) << 40)
+        return epo_fail(EPO_E_ARG, "EP_OVERLAP_CUDA_SMALL: found '%s', allowed bytes, 0..2^40",
+                        wish);
+    return EPO_OK;
+}
+
 static epo_status gemm_choose(epo_backend *be) {
     const char *wish = getenv("EP_OVERLAP_CUDA_GEMM");
     be->grouped = wish == NULL || strcmp(wish, "cublas") != 0;
@@ -136,7 +152,6 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
     if (be == NULL)
         return epo_fail(EPO_E_NOMEM, "no memory for the backend");
     pthread_mutex_init(&be->lock, NULL);
-    be->batch_copies = true;
     be->timeout_s = config->timeout_s;
     be->warn_s = config->warn_s;
     epo_status status = gpu_meet_open(config, &be->meet);
@@ -146,7 +161,7 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
     be->ranks = gpu_meet_ranks(be->meet);
     if ((status = device_open(be)) != EPO_OK || (status = gpu_memory_open(be)) != EPO_OK ||
         (status = gpu_watch_start(be)) != EPO_OK || (status = waits_choose(be)) != EPO_OK ||
-        (status = gemm_choose(be)) != EPO_OK ||
+        (status = gemm_choose(be)) != EPO_OK || (status = copies_choose(be)) != EPO_OK ||
         (status = reach_choose(be, why, sizeof why)) != EPO_OK) {
         char text[EPO_ERROR_MAX]; /* the peers need not wait for this rank */
         snprintf(text, sizeof text, "%s", epo_fail_text());

@@ -15,9 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Pieces smaller than this on average cost a copy engine more to start than to move. */
-#define SMALL_PIECE (UINT64_C(64) << 10)
-
 static uint64_t segment_bytes(const epo_segment *s) { return s->rows * s->row_bytes; }
 static uint64_t segment_room(const epo_segment *s) { return (segment_bytes(s) + 15) / 16 * 16; }
 
@@ -149,7 +146,7 @@ static bool by_kernel(const epo_queue *q, const epo_exchange *x) {
             bytes += segment_bytes(&x->send[i]);
             pieces++;
         }
-    return q->kind != EPO_QUEUE_COMM || bytes < pieces * SMALL_PIECE;
+    return q->kind != EPO_QUEUE_COMM || bytes < pieces * q->be->small_piece;
 }
 
 /* Everything straight to its place, by stores. */

@@ -99,9 +99,10 @@ struct epo_backend {
     gpu_wait_mode wait_mode;
     bool stream_ops; /* the device writes and waits for words by itself */
     bool one_sided;
-    bool grouped;       /* our GEMM kernels where they fit; else cuBLAS */
-    bool batch_copies;  /* many copies in one call */
-    bool shared_device; /* another rank uses this GPU too */
+    bool grouped;         /* our GEMM kernels where they fit; else cuBLAS */
+    uint64_t small_piece; /* bytes; smaller ones on average are stored, not copied */
+    bool batch_copies;    /* many copies in one call */
+    bool shared_device;   /* another rank uses this GPU too */
     gpu_meet *meet;
     gpu_memory_state *memory;
     gpu_watch *watch;
