@@ -250,6 +250,37 @@ static void other_machines_versions_namespaces(void) {
     CU_ASSERT(text_has(epo_fail_text(), "99.0") && text_has(epo_fail_text(), PACKAGE_VERSION));
 }
 
+/* A process of another version: its hello is shorter, its answer is the same. */
+static void open_or_old_hello(procs *all, proc *me) {
+    if (me == &all->p[0]) {
+        just_open(all, me);
+        return;
+    }
+    host_hello h;
+    host_welcome w = {0};
+    host_name name = {0, 0};
+    host_place place = {.rank = 1, .ranks = 2};
+    int pid, fd, rc = 0;
+    host_hello_make(&place, &h);
+    snprintf(h.version, sizeof h.version, "0.0.7");
+    name.key = host_hello_key(&place);
+    while ((fd = host_socket_connect(&name, &pid)) < 0)
+        nap_ms(5);
+    EXPECT(me, host_socket_send(fd, &h, 40, -1));
+    while ((rc = host_socket_receive(fd, &w, sizeof w, NULL)) == 0)
+        nap_ms(5);
+    EXPECT(me, rc == 1 && w.status == EPO_E_VERSION && text_has(w.text, "0.0.7"));
+}
+
+static void a_rank_of_another_version(void) {
+    procs *all = procs_new(2, 20.0, open_or_old_hello);
+    CU_ASSERT_TRUE(procs_run(all));
+    CU_ASSERT_EQUAL(procs_failures(all), 0);
+    CU_ASSERT_EQUAL(all->p[0].status, EPO_E_VERSION);
+    CU_ASSERT(text_has(all->p[0].text, "0.0.7") && text_has(all->p[0].text, PACKAGE_VERSION));
+    procs_free(all);
+}
+
 static void unshared_open(procs *all, proc *me) {
     if (me->config.rank == 1 && unshare(CLONE_NEWIPC) != 0)
         me->mark = -1;
@@ -549,6 +580,7 @@ int main(void) {
         {"counts that differ: both are named", counts_that_differ},
         {"links that differ", links_that_differ},
         {"other machines, versions, namespaces", other_machines_versions_namespaces},
+        {"a rank of another version", a_rank_of_another_version},
         {"an IPC namespace of its own", an_ipc_namespace_of_its_own},
         {"missing ranks are named", missing_ranks_are_named},
         {"nodes of missing ranks", nodes_of_missing_ranks},

@@ -270,6 +270,33 @@ static void a_world_that_is_not_complete(void) {
     ops->world_destroy(NULL);
 }
 
+static void *open_twin(void *arg) {
+    rank_ctx *c = arg;
+    epo_backend_config config = rank_config(c);
+    epo_status status = c->ops->open(&config, &c->be);
+    EXPECT(c, status == EPO_E_TIMEOUT || (status == EPO_E_PEER && text_has("two threads")));
+    c->broken = status == EPO_E_PEER;
+    return NULL;
+}
+
+static void a_rank_of_two_threads(void) {
+    const epo_backend_ops *ops = epo_backend_get();
+    epo_world *world = NULL;
+    CU_ASSERT_EQUAL(ops->world_create(2, &world), EPO_OK);
+    rank_ctx c[2];
+    pthread_t t[2];
+    for (int r = 0; r < 2; r++) {
+        c[r] = (rank_ctx){ops, world, NULL, 0, 2, 0.3, NULL, NULL, false, 0};
+        CU_ASSERT_EQUAL(pthread_create(&t[r], NULL, open_twin, &c[r]), 0);
+    }
+    for (int r = 0; r < 2; r++) {
+        pthread_join(t[r], NULL);
+        CU_ASSERT_EQUAL(c[r].failures, 0);
+    }
+    CU_ASSERT_EQUAL(c[0].broken + c[1].broken, 1);
+    ops->world_destroy(world);
+}
+
 /* The world outlives its groups, and holds several at a time. */
 static void groups_in_turn(rank_ctx *c) {
     const int even[] = {2, 0}, odd[] = {1, 3};
@@ -496,6 +523,7 @@ int main(void) {
         {"an abort releases everybody", an_abort_releases_everybody},
         {"a rank that leaves is named", a_rank_that_leaves_is_named},
         {"a world that is not complete", a_world_that_is_not_complete},
+        {"a rank of two threads", a_rank_of_two_threads},
         {"worlds hold groups", worlds_hold_groups},
         {"bad places", bad_places},
         {"a late rank is said once", a_late_rank_is_said_once},

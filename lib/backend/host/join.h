@@ -40,6 +40,8 @@ bool host_socket_send(int fd, const void *data, size_t size, int descriptor);
 /* One message of `size` bytes and its descriptor (-1: none) if one is there:
  * 1 yes, 0 not yet, -1 the other side has closed or talks otherwise. */
 int host_socket_receive(int fd, void *data, size_t size, int *descriptor);
+/* Likewise a hello, of whatever version: what it does not have is 0. */
+int host_socket_hello(int fd, host_hello *out);
 
 /* ---- rendezvous.c, lead.c --------------------------------------------------- */
 

@@ -67,14 +67,14 @@ static epo_status lead_read_pending(lead *l) {
     epo_status status = EPO_OK;
     for (int i = 0; i < l->npending && status == EPO_OK;) {
         host_hello h;
-        int rc = host_socket_receive(l->pending[i], &h, sizeof h, NULL);
+        int rc = host_socket_hello(l->pending[i], &h);
         if (rc == 0) {
             i++;
             continue;
         }
         int fd = l->pending[i];
         l->pending[i] = l->pending[--l->npending];
-        if (rc > 0 && h.magic == HOST_MAGIC)
+        if (rc > 0)
             status = lead_hello(l, fd, &h);
         else
             close(fd); /* a stranger, or one of a name's probes */
@@ -187,12 +187,12 @@ static void lead_refuse(lead *l, epo_status status) {
         lead_accept(l);
         for (int i = 0; i < l->npending;) {
             host_hello h;
-            int rc = host_socket_receive(l->pending[i], &h, sizeof h, NULL);
+            int rc = host_socket_hello(l->pending[i], &h);
             if (rc == 0) {
                 i++;
                 continue;
             }
-            if (rc > 0 && h.magic == HOST_MAGIC) {
+            if (rc > 0) {
                 lead_answer(l->pending[i], status, -1);
                 told++;
             }
@@ -208,7 +208,7 @@ static void lead_refuse_late(lead *l) {
     lead_accept(l);
     for (int i = 0; i < l->npending; i++) {
         host_hello h;
-        if (host_socket_receive(l->pending[i], &h, sizeof h, NULL) == 1 && h.magic == HOST_MAGIC) {
+        if (host_socket_hello(l->pending[i], &h) == 1) {
             epo_status status = host_hello_check(&l->hello[0], &h);
             lead_answer(l->pending[i], status != EPO_OK ? status : lead_duplicate(l, &h), -1);
         }

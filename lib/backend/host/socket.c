@@ -128,7 +128,8 @@ static int descriptor_take(struct msghdr *message) {
     return fd;
 }
 
-int host_socket_receive(int fd, void *data, size_t size, int *descriptor) {
+/* A longer message is cut; -2: nothing there, else the bytes, 0 at the end. */
+static ssize_t receive_some(int fd, void *data, size_t size, int *descriptor) {
     union {
         struct cmsghdr header;
         char room[CMSG_SPACE(sizeof(int))];
@@ -142,17 +143,37 @@ int host_socket_receive(int fd, void *data, size_t size, int *descriptor) {
     do
         n = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     while (n < 0 && errno == EINTR);
+    *descriptor = n > 0 ? descriptor_take(&message) : -1;
     if (n < 0)
-        return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -1;
-    int taken = descriptor_take(&message);
-    if (n != (ssize_t)size) {
-        if (taken >= 0)
-            close(taken);
-        return -1;
+        return errno == EAGAIN || errno == EWOULDBLOCK ? -2 : -1;
+    return n;
+}
+
+int host_socket_receive(int fd, void *data, size_t size, int *descriptor) {
+    int taken = -1;
+    ssize_t n = receive_some(fd, data, size, &taken);
+    bool good = n == (ssize_t)size;
+    if (taken >= 0 && (!good || descriptor == NULL)) {
+        close(taken);
+        taken = -1;
     }
     if (descriptor != NULL)
         *descriptor = taken;
-    else if (taken >= 0)
+    return good ? 1 : n == -2 ? 0 : -1;
+}
+
+int host_socket_hello(int fd, host_hello *out) {
+    int taken = -1;
+    memset(out, 0, sizeof *out);
+    ssize_t n = receive_some(fd, out, sizeof *out, &taken);
+    if (taken >= 0)
         close(taken);
+    if (n == -2)
+        return 0;
+    if (n < (ssize_t)offsetof(host_hello, rank) || out->magic != HOST_MAGIC)
+        return -1;
+    out->version[sizeof out->version - 1] = '\0';
+    out->boot[sizeof out->boot - 1] = '\0';
+    out->node[sizeof out->node - 1] = '\0';
     return 1;
 }
