@@ -69,6 +69,20 @@ stage_update() { # build folder
     return 1
 }
 
+# Prints a path of the staged library that the plugin trusts: a private copy, because a
+# checkout made with umask 002 is writable by a group. The engines lie beside it.
+trusted_library() {
+    local name=libep_overlap.so
+    if [ -e "$EPO_LIBDIR/$name" ]; then
+        (umask 022 && mkdir "$dir/lib" && cp -L "$EPO_LIBDIR/$name" "$dir/lib/" &&
+            if [ -d "$EPO_LIBDIR/ep-overlap" ]; then cp -rL "$EPO_LIBDIR/ep-overlap" "$dir/lib/"; fi &&
+            chmod -R go-w "$dir/lib") || return 70
+        echo "$dir/lib/$name"
+    else
+        echo "$EPO_LIBDIR/$name"
+    fi
+}
+
 # Writes plugstack.conf and, unless -C named one, the site's configuration into $dir/etc.
 plugstack_write() {
     local site=$dir/etc/ep_overlap.conf
@@ -82,7 +96,7 @@ plugstack_write() {
         else
             echo 'version = 1;' >"$site"
         fi
-        grep -q preload "$site" || echo "preload = { path = \"$EPO_LIBDIR/libep_overlap.so\"; };" >>"$site"
+        grep -q preload "$site" || echo "preload = { path = \"$(trusted_library)\"; };" >>"$site"
         chmod 644 "$site"
     fi
     echo "optional $EPO_PLUGIN conf=$site${plugin_args:+ $plugin_args}" >"$dir/etc/plugstack.conf"

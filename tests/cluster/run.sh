@@ -113,7 +113,7 @@ base=${TMPDIR:-/tmp}
 [ ${#base} -le 70 ] || base=/tmp # the path of munge's socket has 107 bytes at most
 dir=$(mktemp -d "$base/epo-cluster.XXXXXX") || exit 70
 chmod 755 "$dir"
-mkdir "$dir"/{etc,log,run,dev}
+(umask 022 && mkdir "$dir"/{etc,log,run,dev}) || exit 70
 # The reaper waits for the end of this pipe, so it also cleans up after kill -9.
 exec {alive}> >(trap '' INT HUP TERM QUIT && close_descriptors_above 2 && exec env -u SLURM_CONF -u EPO_CLUSTER_DIR \
     setsid --wait bash "$here/cluster-down.sh" --when-closed "$dir")
