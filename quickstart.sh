@@ -6,7 +6,7 @@ top=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$top" || exit 1
 
 # What apt-get installs, by names that Debian 12, Debian 13 and Ubuntu 24.04 share.
-packages_build="gcc libc6-dev make autoconf automake libtool pkg-config libconfig-dev libopenblas-dev libslurm-dev libyaml-dev"
+packages_build="gcc libc6-dev make autoconf automake libtool pkg-config libconfig-dev libopenblas-dev libslurm-dev libyaml-dev libsqlite3-dev libyajl-dev"
 packages_cluster="slurmctld slurmd slurm-client munge"
 packages_check="libcunit1-dev bats shellcheck"
 

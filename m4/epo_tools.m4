@@ -5,6 +5,8 @@ AC_DEFUN([EPO_TOOLS], [
     [], [enable_tools=yes])
   AS_IF([test "x$enable_tools" != xno], [
     EPO_LIBYAML
+    EPO_SQLITE
+    EPO_YAJL
   ])
   AM_CONDITIONAL([TOOLS_ON], [test "x$enable_tools" != xno])
 ])

@@ -193,7 +193,8 @@ epo_status epo_setting_put(epo_facts *facts, const char *path, const char *value
         *known = true;
         return status;
     }
-    if (starts(path, "comm_overlap.") && strchr(path + 13, '.') == NULL)
+    const char *dot = strchr(path, '.');
+    if (starts(path, "comm_overlap.") && dot == strrchr(path, '.'))
         return put_comm_overlap(facts, path, value, source, known);
     if (strcmp(path, "model.overlap_moe_expert_parallel_comm") == 0)
         status = put(facts, path, value, source);

@@ -119,7 +119,7 @@ published_sft() {
     [ "$status" -eq 1 ]
     [[ $output == *"no         loss consistent          correlation -"* ]]
     sed '/iteration        6/s/lm loss: 12.3E/lm loss: 12.3001E/' overlap.log >close.log
-    ! cmp -s overlap.log close.log
+    run ! cmp -s overlap.log close.log
     run "$tool" report base.log close.log --window 3-8
     [ "$status" -eq 0 ]
     run "$tool" report base.log close.log --window 3-8 --identical
