@@ -181,6 +181,83 @@ static void every_prefix_is_survived(void) {
     }
 }
 
+/* The text of a file of the tree. */
+static char *read_tree(const char *name) {
+    char path[1024];
+    const char *top = getenv("EPO_SRC_DIR");
+    snprintf(path, sizeof path, "%s/%s", top != NULL ? top : ".", name);
+    FILE *source = fopen(path, "r");
+    if (source == NULL)
+        return NULL;
+    char *text = calloc(1, 65536);
+    if (text != NULL && fread(text, 1, 65535, source) == 0)
+        text[0] = '\0';
+    fclose(source);
+    return text;
+}
+
+/* Takes the '#' away from lines that hold settings and no sentence. */
+static void uncomment(char *text) {
+    for (char *line = text; line != NULL && *line != '\0';) {
+        char *next = strchr(line, '\n');
+        if (strncmp(line, "#  ", 3) == 0 && strstr(line, "  match  ") == NULL) {
+            char *equals = strchr(line, '=');
+            if (equals != NULL && (next == NULL || equals < next) &&
+                strchr(";,{}", next[-1]) != NULL)
+                line[0] = ' ';
+        }
+        line = next != NULL ? next + 1 : NULL;
+    }
+}
+
+static void the_sample_has_every_key(void) {
+    static const char *const keys[] = {
+        "version",   "defaults",   "overlap",      "dispatcher", "delay_wgrad",
+        "policy",    "match",      "user",         "group",      "partition",
+        "account",   "node",       "action",       "message",    "class",
+        "nodes",     "gres",       "node_classes", "checks",     "timeout_ms",
+        "minimum",   "driver",     "cuda",         "nccl",       "torch",
+        "te",        "on_unknown", "require_gpu",  "nvml_path",  "environment",
+        "name",      "value",      "when",         "preload",    "path",
+        "interpose", "record",     "log",          "step_line",  "on_failed_request"};
+    char *text = read_tree("etc/ep_overlap.conf");
+    CU_ASSERT_PTR_NOT_NULL_FATAL(text);
+    struct epo_config *sample = NULL, *builtin = NULL, *full = NULL;
+    CU_ASSERT_EQUAL_FATAL(epo_config_parse(text, "sample", &sample), EPO_OK);
+    CU_ASSERT_EQUAL_FATAL(epo_config_builtin(&builtin), EPO_OK);
+    /* as it lies there, it changes nothing */
+    for (int id = 0; id < EPO_OPT_COUNT; id++)
+        CU_ASSERT_EQUAL(sample->defaults[id], epo_options[id].preset);
+    CU_ASSERT_EQUAL(sample->checks.timeout_ms, builtin->checks.timeout_ms);
+    CU_ASSERT_EQUAL(sample->checks.on_unknown, builtin->checks.on_unknown);
+    CU_ASSERT_EQUAL(sample->step_line, builtin->step_line);
+    CU_ASSERT_EQUAL(sample->on_failed_request, builtin->on_failed_request);
+    CU_ASSERT_EQUAL(sample->rule_count + sample->class_count + sample->environment_count, 0);
+    /* and what it shows in comments is right */
+    uncomment(text);
+    if (epo_config_parse(text, "sample", &full) != EPO_OK) {
+        printf("\n  %s\n", epo_fail_text());
+        CU_FAIL_FATAL("the sample's comments");
+    }
+    CU_ASSERT_EQUAL(full->rule_count, 4);
+    CU_ASSERT_EQUAL(full->class_count, 2);
+    CU_ASSERT_EQUAL(full->environment_count, 1);
+    CU_ASSERT_PTR_NOT_NULL(full->checks.nvml_path);
+    CU_ASSERT_PTR_NOT_NULL(full->checks.te);
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        char assignment[64];
+        snprintf(assignment, sizeof assignment, "%s = ", keys[i]);
+        if (strstr(text, assignment) == NULL) {
+            printf("\n  %s\n", keys[i]);
+            CU_FAIL("a key that the sample does not show");
+        }
+    }
+    epo_config_destroy(sample);
+    epo_config_destroy(builtin);
+    epo_config_destroy(full);
+    free(text);
+}
+
 static char folder[256], file[300];
 static struct epo_trust nobody_else;
 
@@ -319,6 +396,7 @@ int main(void) {
                                  TEST(every_key_is_read),
                                  TEST(every_mistake_has_its_line),
                                  TEST(every_prefix_is_survived),
+                                 TEST(the_sample_has_every_key),
                                  TEST(a_trusted_file_is_read),
                                  TEST(a_file_others_can_write_is_refused),
                                  TEST(a_folder_above_that_others_can_write_is_refused),
