@@ -42,7 +42,7 @@ sbatch -Q --wait --export=NONE -o $work/out --ep-overlap=on $work/job; cat $work
 }
 
 @test "salloc's interactive step is left alone, srun in it is not" {
-    cluster -x 'LaunchParameters=use_interactive_step' -- 'echo "echo shell \${EP_OVERLAP_DECISION-unset} \${SLURM_EP_OVERLAP_STEP-unset}; srun --overlap printenv EP_OVERLAP_DECISION" >$work/in
+    cluster -x 'LaunchParameters=use_interactive_step' -- 'export SHELL=/bin/sh; echo "echo shell \${EP_OVERLAP_DECISION-unset} \${SLURM_EP_OVERLAP_STEP-unset}; srun --overlap printenv EP_OVERLAP_DECISION" >$work/in
 t salloc -Q --ep-overlap=on <$work/in'
     has 'shell unset unset'
     times 1 '^on$'

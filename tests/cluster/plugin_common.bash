@@ -28,8 +28,11 @@ cat "\$EPO_CLUSTER_DIR"/log/slurmd.n*.log >"\$work/slurmd.log"
 exit \$status
 END
     run timeout 120 "$top/tests/cluster/run.sh" -t 100 "${options[@]}" bash "$work/script"
-    [ "$(cat "$work/states")" = idle ]
-    [ -z "$(cat "$work/left")" ]
+    if [ ! -e "$work/states" ] || [ "$(cat "$work/states")" != idle ] || [ -s "$work/left" ]; then
+        echo "status $status; jobs left and states:" && cat "$work/left" "$work/states"
+        echo "$output"
+        return 1
+    fi
 }
 
 has() { [[ $output == *"$1"* ]] || { echo "not found: $1" && echo "$output" && false; }; }
