@@ -8,7 +8,7 @@ AC_DEFUN([EPO_SLURM], [
   have_slurm=no
   SLURM_CPPFLAGS=
   AS_CASE([$with_slurm], [no|yes|check], [], [
-    SLURM_CPPFLAGS="-I$with_slurm/include"
+    SLURM_CPPFLAGS="-isystem $with_slurm/include"
     AS_IF([test ! -r "$with_slurm/include/slurm/spank.h"],
       [AC_MSG_ERROR([there is no $with_slurm/include/slurm/spank.h; give Slurm's prefix, or --without-slurm])])])
   AS_IF([test "x$with_slurm" != xno], [
