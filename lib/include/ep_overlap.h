@@ -31,7 +31,8 @@
  * broken: every later call on it returns that status; destroy it.
  *
  * Threads: one group and all that was made from it belong to one thread at a
- * time.  Different groups may be used from different threads.
+ * time.  Different groups may be used from different threads.  A process forked
+ * after a group was made cannot use it (EPO_E_STATE) and makes its own.
  *
  * Structs that begin with `size` are initialised by the macro beside them, so
  * that a program built with an older header keeps working.

@@ -162,8 +162,9 @@ free_backend:
 static void host_close(epo_backend *be, bool broken) {
     if (be == NULL)
         return;
-    if (be->pid != getpid()) { /* a forked child: the threads are its parent's */
-        backend_part(be);
+    if (host_forked(be)) { /* what remains is the parent's, or goes with this process */
+        if (be->meeting == NULL)
+            backend_part(be);
         return;
     }
     if (broken && !host_broken(be))

@@ -16,8 +16,9 @@ static unsigned char *scratch_of(epo_backend *be, uint64_t step, int rank) {
 }
 
 static epo_status barrier_named(epo_backend *be, const char *what) {
-    if (host_broken(be))
-        return host_status(be);
+    epo_status status = host_status(be);
+    if (status != EPO_OK)
+        return status;
     host_shared *shared = be->shared;
     uint64_t epoch = ++be->barriers;
     __atomic_store_n(&shared->arrived[be->rank], epoch, __ATOMIC_RELEASE);

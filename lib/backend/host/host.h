@@ -203,7 +203,11 @@ epo_status host_ready_wait(epo_backend *be, const epo_ready *ready);
 /* Ends the group with this error, for all ranks; the first error stays. */
 void host_break(epo_backend *be, epo_status status, const char *format, ...) EPO_PRINTF(3, 4);
 bool host_broken(epo_backend *be);
-/* host_broken's status with its text as this thread's error. */
+/* In a process forked after the group was made: its threads are the parent's, its
+ * locks may be held for ever, its shared memory is not this process's to change. */
+bool host_forked(const epo_backend *be);
+/* host_broken's status with its text as this thread's error; EPO_E_STATE in a forked
+ * process. */
 epo_status host_status(epo_backend *be);
 /* HOST_PEER_DEAD is found here. */
 host_peer_state host_peer_look(host_shared *shared, int rank);

@@ -250,7 +250,7 @@ static void sync_end(epo_backend *be) {
 }
 
 epo_status host_sync(epo_backend *be, epo_event *event) {
-    if (event == NULL)
+    if (event == NULL || host_forked(be))
         return host_status(be);
     uint64_t target = event->issued;
     if (atomic_load_explicit(&event->done, memory_order_acquire) >= target)
@@ -288,7 +288,10 @@ static void workers_quiet_wait(epo_backend *be, const epo_queue *queue) {
     sync_end(be);
 }
 
-void host_workers_settle(epo_backend *be) { workers_quiet_wait(be, NULL); }
+void host_workers_settle(epo_backend *be) {
+    if (!host_forked(be))
+        workers_quiet_wait(be, NULL);
+}
 
 /* ---- queues, events ------------------------------------------------------ */
 
@@ -309,7 +312,7 @@ epo_status host_queue_create(epo_backend *be, epo_queue_kind kind, epo_queue **o
 }
 
 void host_queue_destroy(epo_backend *be, epo_queue *queue) {
-    if (queue == NULL)
+    if (queue == NULL || host_forked(be))
         return;
     workers_quiet_wait(be, queue);
     pthread_mutex_lock(&be->mutex);
@@ -333,7 +336,7 @@ epo_status host_event_create(epo_backend *be, epo_event **out) {
 }
 
 void host_event_destroy(epo_backend *be, epo_event *event) {
-    if (event != NULL && atomic_load(&event->done) < event->issued)
+    if (event != NULL && !host_forked(be) && atomic_load(&event->done) < event->issued)
         host_sync(be, event);
     free(event);
 }
@@ -360,6 +363,8 @@ static epo_status deps_check(const epo_backend *be, const epo_deps *deps) {
 
 epo_status host_op_create(epo_queue *q, const epo_deps *deps,
                           void (*run)(host_worker *worker, host_op *op), host_op **out) {
+    if (host_forked(q->be))
+        return host_status(q->be);
     epo_status status = deps == NULL ? EPO_OK : deps_check(q->be, deps);
     if (status != EPO_OK)
         return status;

@@ -70,9 +70,13 @@ static void host_break_locally(epo_backend *be, epo_status status, const char *t
     pthread_mutex_unlock(&be->broken_mutex);
 }
 
+bool host_forked(const epo_backend *be) { return be->pid != getpid(); }
+
 void host_break(epo_backend *be, epo_status status, const char *format, ...) {
     char text[HOST_TEXT_MAX];
     va_list args;
+    if (host_forked(be))
+        return;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
@@ -110,6 +114,11 @@ bool host_broken(epo_backend *be) {
 }
 
 epo_status host_status(epo_backend *be) {
+    if (host_forked(be))
+        return epo_fail(EPO_E_STATE,
+                        "the group was made by process %d, this is process %d, forked later; a "
+                        "child process makes a group of its own",
+                        (int)be->pid, (int)getpid());
     if (!host_broken(be))
         return EPO_OK;
     return epo_fail((epo_status)atomic_load(&be->broken), "%s", be->broken_text);
