@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Calls that a group must not take: from a process forked after it was made.
+ * Calls that a group must not take: from a process forked after it was made, and
+ * collective calls that do not belong together.
  */
 #include "config.h"
 
@@ -66,10 +67,54 @@ static void a_forked_process(void) {
     procs_free(all);
 }
 
+/* ---- ranks that are not in the same call -------------------------------------------- */
+
+/* Rank 1's call is another one, told by its number; [0]: what the others do. */
+static epo_status collective(epo_backend *be, int kind) {
+    static float data[600000]; /* more than one piece of the scratch */
+    char all[2 * 64];
+    switch (kind) {
+    case 0: return ops->barrier(be);
+    case 1: return ops->allreduce(be, data, 4, NULL);
+    case 2: return ops->allreduce(be, data, 5, NULL);
+    case 3: return ops->allreduce(be, data, sizeof data / sizeof *data, NULL);
+    case 4: return ops->allgather(be, data, 64, all);
+    default: return ops->allgather(be, data, 16, all);
+    }
+}
+
+static void call_differently(procs *all, proc *me) {
+    epo_backend *be = NULL;
+    EXPECT(me, ops->open(&me->config, &be) == EPO_OK);
+    if (be == NULL)
+        return;
+    EXPECT(me, ops->barrier(be) == EPO_OK);
+    proc_note(me, collective(be, all->shared[me->config.rank]));
+    EXPECT(me, ops->status(be) == me->status);
+    ops->close(be, me->status != EPO_OK);
+}
+
+static void calls_that_differ(void) {
+    for (int first = 0; first < 6; first++)
+        for (int other = 0; other < 6; other++) {
+            procs *all = procs_new(2, 20.0, call_differently);
+            all->shared[0] = (unsigned char)first;
+            all->shared[1] = (unsigned char)other;
+            CU_ASSERT_TRUE(procs_run(all));
+            CU_ASSERT_EQUAL(procs_failures(all), 0);
+            for (int r = 0; r < 2; r++) {
+                CU_ASSERT_EQUAL(all->p[r].status, first == other ? EPO_OK : EPO_E_PEER);
+                CU_ASSERT(first == other || text_has(all->p[r].text, "the ranks disagree"));
+            }
+            procs_free(all);
+        }
+}
+
 int main(void) {
     ops = epo_backend_get();
     const CU_TestInfo tests[] = {
         {"a forked process is told, and changes nothing", a_forked_process},
+        {"ranks in different calls are told, all of them", calls_that_differ},
         CU_TEST_INFO_NULL,
     };
     return unit_run("host calls", tests);

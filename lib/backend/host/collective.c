@@ -8,6 +8,7 @@
 
 #include "backend/host/host.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static unsigned char *scratch_of(epo_backend *be, uint64_t step, int rank) {
@@ -15,21 +16,41 @@ static unsigned char *scratch_of(epo_backend *be, uint64_t step, int rank) {
     return be->shared->scratch + slot * HOST_SCRATCH;
 }
 
-static epo_status barrier_named(epo_backend *be, const char *what) {
+/* Every rank compares all turns, so that every rank returns the same error. */
+static epo_status turns_compare(epo_backend *be, const host_turn *turns) {
+    for (int r = 1; r < be->ranks; r++) {
+        if (memcmp(&turns[r], &turns[0], sizeof *turns) == 0)
+            continue;
+        host_break(be, EPO_E_PEER,
+                   "the ranks disagree: rank 0 is in %s of %llu, rank %d in %s of %llu; all ranks "
+                   "make the same calls in the same order",
+                   turns[0].what, (unsigned long long)turns[0].count, r, turns[r].what,
+                   (unsigned long long)turns[r].count);
+        return host_status(be);
+    }
+    return EPO_OK;
+}
+
+/* `count`: what has to be equal on all ranks, whatever it counts. */
+static epo_status barrier_named(epo_backend *be, const char *what, uint64_t count) {
     epo_status status = host_status(be);
     if (status != EPO_OK)
         return status;
     host_shared *shared = be->shared;
+    host_turn *turns = shared->turn[be->barriers & 1], mine = {"", count};
+    snprintf(mine.what, sizeof mine.what, "%s", what);
+    turns[be->rank] = mine;
     uint64_t epoch = ++be->barriers;
     __atomic_store_n(&shared->arrived[be->rank], epoch, __ATOMIC_RELEASE);
     for (int r = 0; r < be->ranks; r++)
         if (r != be->rank)
             host_bell_ring(shared, r, HOST_EAR_FLAGS);
     const epo_ready all = {NULL, shared->arrived, epoch, be->ranks, -1, what, -1};
-    return host_ready_wait(be, &all);
+    status = host_ready_wait(be, &all);
+    return status == EPO_OK ? turns_compare(be, turns) : status;
 }
 
-epo_status host_barrier(epo_backend *be) { return barrier_named(be, "barrier"); }
+epo_status host_barrier(epo_backend *be) { return barrier_named(be, "barrier", 0); }
 
 epo_status host_allgather(epo_backend *be, const void *mine, size_t bytes, void *all) {
     epo_status status = host_status(be);
@@ -37,7 +58,7 @@ epo_status host_allgather(epo_backend *be, const void *mine, size_t bytes, void 
         size_t part = bytes - at < HOST_SCRATCH ? bytes - at : HOST_SCRATCH;
         uint64_t step = be->barriers;
         memcpy(scratch_of(be, step, be->rank), (const unsigned char *)mine + at, part);
-        status = barrier_named(be, "allgather");
+        status = barrier_named(be, "allgather", bytes);
         if (status != EPO_OK)
             return status;
         for (int r = 0; r < be->ranks; r++)
@@ -56,7 +77,7 @@ epo_status host_allreduce(epo_backend *be, float *data, uint64_t count, epo_stre
         uint64_t part = count - at < most ? count - at : most;
         uint64_t step = be->barriers;
         memcpy(scratch_of(be, step, be->rank), data + at, part * sizeof(float));
-        status = barrier_named(be, "allreduce");
+        status = barrier_named(be, "allreduce", count);
         if (status != EPO_OK)
             return status;
         memcpy(data + at, scratch_of(be, step, 0), part * sizeof(float));
@@ -80,7 +101,7 @@ epo_status host_agree(epo_backend *be, epo_status mine) {
     own->status = (int32_t)mine;
     strncpy(own->text, mine != EPO_OK ? epo_fail_text() : "", sizeof own->text - 1);
     own->text[sizeof own->text - 1] = '\0';
-    epo_status status = barrier_named(be, "agreement");
+    epo_status status = barrier_named(be, "agreement", 0);
     for (int r = 0; r < be->ranks && status == EPO_OK; r++) {
         const verdict *v = (const verdict *)scratch_of(be, step, r);
         if (v->status != EPO_OK)

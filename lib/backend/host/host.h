@@ -47,6 +47,12 @@ typedef struct host_peer {
     pthread_mutex_t alive;
 } host_peer;
 
+/* What a rank is about when it reaches a barrier: all have to be about the same. */
+typedef struct host_turn {
+    char what[16];
+    uint64_t count;
+} host_turn;
+
 typedef struct host_shared {
     int32_t ranks;
     int32_t threads; /* ranks are threads of one process */
@@ -54,7 +60,8 @@ typedef struct host_shared {
     _Atomic uint32_t broken;
     int32_t broken_rank, broken_status;
     char broken_text[HOST_TEXT_MAX];
-    uint64_t arrived[HOST_RANKS_MAX]; /* barriers each rank has reached */
+    uint64_t arrived[HOST_RANKS_MAX];  /* barriers each rank has reached */
+    host_turn turn[2][HOST_RANKS_MAX]; /* used in turn, as the halves of scratch */
     host_peer peer[HOST_RANKS_MAX];
     _Alignas(4096) unsigned char scratch[]; /* [2][ranks][HOST_SCRATCH] */
 } host_shared;
