@@ -128,6 +128,60 @@ END
     found "lib/core/a.c:2:"
 }
 
+manual_tree() { # what manual.sh reads of the tree, and nothing built
+    local file
+    for file in docs/man lib/core/options.c lib/core/names.h lib/core/config.c spank/options.c tools/ep-overlap/tool.h etc/ep_overlap.conf; do
+        mkdir -p "$tree/$(dirname "$file")"
+        cp -r "$lint/../../$file" "$tree/$file"
+    done
+    export EPO_BUILD_DIR=$tree/none
+}
+
+@test "manual: pages and code agree, each kind of difference is found" {
+    while IFS='|' read -r file edit said; do
+        rm -rf "$tree/docs" && manual_tree
+        sed -i "$edit" "$tree/$file"
+        run "$lint/manual.sh" "$tree"
+        found "$said"
+    done <<'END'
+docs/man/ep_overlap.conf.5|/^.It Ic step_line/d|key of lib/core/config.c, not described here: step_line
+docs/man/ep_overlap.conf.5|s/^.It Ic gres/.It Ic gris/|described here, but no key of lib/core/config.c: gris
+lib/core/config.c|s/{"when", read_when/{"whenever", read_when/|key, not in the sample: whenever
+docs/man/ep_overlap.8|/^.It Fl -no-delay-wgrad/d|option of srun, not described here: no-delay-wgrad
+lib/core/options.c|s/"flex:ncclep"/"flex:other"/|value, not described here: flex:other
+lib/core/names.h|s/"EP_OVERLAP_CHUNKS"/"EP_OVERLAP_PIECES"/|names.h, not described here: EP_OVERLAP_PIECES
+tools/ep-overlap/tool.h|s/EPO_EXIT_SYSTEM = 5/EPO_EXIT_SYSTEM = 6/|not described here: 6
+END
+    rm -rf "$tree/docs" && manual_tree
+    run "$lint/manual.sh" "$tree"
+    quiet
+}
+
+@test "manual: a page that is no troff, or is missing" {
+    command -v mandoc || command -v groff || skip "neither mandoc nor groff is installed"
+    manual_tree
+    echo '.Nosuch macro' >>"$tree/docs/man/ep-train.1"
+    run "$lint/manual.sh" "$tree"
+    found "docs/man/ep-train.1:"
+    rm "$tree/docs/man/ep-train.1"
+    run "$lint/manual.sh" "$tree"
+    [ "$status" = 2 ]
+}
+
+@test "manual: the commands' own help" {
+    manual_tree
+    mkdir -p "$tree/none"
+    printf '#!/bin/sh\n# SPDX-License-Identifier: Apache-2.0\n%s\n' \
+        'if [ "$1" = lint ]; then printf "usage: ep-overlap lint\n\n  --set K=V  x\n  --newer N  x\n"; else' \
+        'printf "usage: x\n\n  lint      x\n  tune      x\n\nexamples:\n"; fi' >"$tree/none/ep-overlap"
+    chmod +x "$tree/none/ep-overlap"
+    run "$lint/manual.sh" "$tree"
+    found "option of ep-overlap lint, not described here: newer"
+    found "no option of ep-overlap lint: strict"
+    found "command of ep-overlap, not described here: tune"
+    found "no command of ep-overlap: report"
+}
+
 build_so() { # name code flags...: a shared object as the project links it
     local name=$1 code=$2
     shift 2
