@@ -134,6 +134,7 @@ manual_tree() { # what manual.sh reads of the tree, and nothing built
         mkdir -p "$tree/$(dirname "$file")"
         cp -r "$lint/../../$file" "$tree/$file"
     done
+    chmod -R u+w "$tree"
     export EPO_BUILD_DIR=$tree/none
 }
 

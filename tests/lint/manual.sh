@@ -18,8 +18,8 @@ only_in() { # message file-of-places: lines of stdin, one name each
 }
 
 compare() { # page what wanted found: both lists, one name a line
-    comm -23 <(sort -u <<<"$3") <(sort -u <<<"$4") | only_in "$2, not described here" "$1"
-    comm -13 <(sort -u <<<"$3") <(sort -u <<<"$4") | only_in "described here, but no $2" "$1"
+    comm -23 <(grep . <<<"$3" | sort -u) <(grep . <<<"$4" | sort -u) | only_in "$2, not described here" "$1"
+    comm -13 <(grep . <<<"$3" | sort -u) <(grep . <<<"$4" | sort -u) | only_in "described here, but no $2" "$1"
 }
 
 # Names after a tag line ".It Fl -NAME ..." of the part of a page between two headings.
@@ -33,7 +33,7 @@ section() { # page heading-pattern: from .Ss or .Sh HEADING to the next
 }
 
 # Options at the start of a line of help, before its examples.
-help_flags() { sed '/^examples:/,$d' | grep -oE '^ +--[a-z-]+( |=|$)(.*--[a-z-]+)?' | grep -oE -- '--[a-z][a-z-]*' | sed 's/^--//' | grep -vxE 'help|version'; }
+help_flags() { sed '/^examples:/,$d' | grep -oE '^ {1,6}--[a-z-]+( [A-Z]+)?(, --[a-z-]+)?' | grep -oE -- '--[a-z][a-z-]*' | sed 's/^--//' | grep -vxE 'help|version'; }
 
 well_formed() {
     local page
@@ -90,7 +90,7 @@ toolkit() {
     compare "$man/ep-overlap.1" "command of ep-overlap" "$commands" "$described"
     for command in $commands; do
         compare "$man/ep-overlap.1" "option of ep-overlap $command" \
-            "$({ "$build/ep-overlap" "$command" --help | help_flags; usage_flags "$command"; } | grep .)" \
+            "$({ "$build/ep-overlap" "$command" --help | help_flags; usage_flags "$command"; })" \
             "$(section "$man/ep-overlap.1" "^.Ss ep-overlap $command( |\$)" | flags_of)"
     done
 }
