@@ -74,7 +74,7 @@ static void bridge_times_may_come_from_another_rank(void) {
     CU_ASSERT_EQUAL_FATAL(log->count, 2);
     CU_ASSERT(same(log->iteration[0].time_ms, 41250) && same(log->iteration[1].tflops, 192.6));
     epo_log_destroy(log);
-    static const char *const times_only[] = {lines[0], lines[2], NULL};
+    const char *const times_only[] = {lines[0], lines[2], NULL};
     log = read_lines(times_only);
     CU_ASSERT_EQUAL_FATAL(log->count, 2);
     CU_ASSERT(log->iteration[1].number == 2 && same(log->iteration[1].time_ms, 31310));

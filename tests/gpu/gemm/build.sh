@@ -1,5 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
+# shellcheck disable=SC2086 # flags and objects are lists of words
 # Builds the grouped GEMM's test and benchmark library without the rest of the
 # tree: build.sh [OUTDIR].  Needs nvcc (12.4 or newer) and a C compiler; no GPU.
 #   NVCC, CC, HOST_CXX   compilers [nvcc, gcc, g++]
@@ -14,12 +15,12 @@ cc=${CC:-gcc}
 cxx=${HOST_CXX:-g++}
 mkdir -p "$out"
 cuda=$(dirname "$(dirname "$(command -v "$nvcc")")")
-known=$("$nvcc" --list-gpu-code)
+known=$("$nvcc" --list-gpu-code | tr '\n' ' ')
 flags="-std=c++17 -O3 -ccbin $cxx -I$root/lib -I$root/lib/include -Xcompiler -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics"
 sm90="-gencode=arch=compute_90a,code=sm_90a"
 wide=$sm90
 for arch in ${PORTABLE_ARCH-80 89 100}; do
-    case " $(echo $known) " in
+    case " $known " in
         *" sm_$arch "*) wide="$wide -gencode=arch=compute_$arch,code=sm_$arch" ;;
     esac
 done
