@@ -28,6 +28,7 @@ static const alias aliases[] = {
     {"num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size", ALIAS_SAME,
      NULL},
     {"use_custom_fsdp", "use_megatron_fsdp", ALIAS_SAME, NULL},
+    {"use_nccl_ub", "nccl_ub", ALIAS_SAME, NULL},
     {"distributed_backend_pipeline", "pipeline_backend", ALIAS_SAME, NULL},
     {"pipeline_model_parallel_comm_backend", "pipeline_backend", ALIAS_SAME, NULL},
     {"moe_a2a_overlap", "harness.moe_a2a_overlap", ALIAS_SAME, NULL},
