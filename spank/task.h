@@ -8,6 +8,7 @@
 #include "context.h"
 
 #include "core/env_record.h"
+#include "core/facts.h"
 #include "core/text.h"
 
 /* task_env.c: puts back what an outer step's plugin set. */
@@ -29,11 +30,15 @@ void ep_writer_preset(struct ep_writer *writer, const char *name, const char *va
 epo_status ep_task_set(struct ep_plugin *plugin, spank_t spank, const char *preload, char **told);
 
 /* task_vars.c: the site's variables and the table of an overlap run. */
-void ep_task_variables(struct ep_writer *writer);
+void ep_task_variables(struct ep_writer *writer, epo_facts *facts);
 /* The arguments that frameworks need for the decision. */
-void ep_task_arguments(struct ep_writer *writer);
+void ep_task_arguments(struct ep_writer *writer, const epo_facts *facts);
 /* True when Slurm gave the task GPUs. */
 bool ep_task_has_gpus(struct ep_plugin *plugin, spank_t spank);
+
+/* task_facts.c: the run as rules see it, to be destroyed by the caller; NULL when
+ * memory is short or the task's arguments are beyond all bounds. */
+epo_facts *ep_task_facts(struct ep_plugin *plugin, spank_t spank);
 
 /* task_warn.c: says which of the user's own variables hurt an overlap run. */
 void ep_task_warn(struct ep_plugin *plugin, spank_t spank);

@@ -91,8 +91,14 @@ static void set_choices(struct ep_writer *writer) {
     if (backend != NULL)
         ep_writer_set(writer, EPO_OUT_FLEX_BACKEND, backend);
     ep_writer_set(writer, EPO_OUT_DELAY_WGRAD, delayed ? "1" : "0");
-    ep_task_arguments(writer);
-    ep_task_variables(writer);
+    epo_facts *facts = ep_task_facts(writer->plugin, writer->spank);
+    if (facts == NULL && writer->status == EPO_OK)
+        writer->status = epo_fail(EPO_E_NOMEM, "the task's arguments cannot be read");
+    if (facts != NULL) {
+        ep_task_arguments(writer, facts);
+        ep_task_variables(writer, facts);
+    }
+    epo_facts_destroy(facts);
 }
 
 epo_status ep_task_set(struct ep_plugin *plugin, spank_t spank, const char *preload, char **told) {

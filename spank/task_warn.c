@@ -57,7 +57,8 @@ static void warn_by_rules(struct ep_plugin *plugin, spank_t spank, epo_facts *fa
     for (size_t i = 0; i < epo_rules_count(); i++) {
         epo_rule_verdict verdict;
         const epo_rule *rule = epo_rules_at(i);
-        if (strstr(rule->condition, ENV) == NULL || gather(plugin, spank, rule, facts) != EPO_OK ||
+        if (strstr(rule->condition, ENV) == NULL || strcmp(rule->needed, "-") == 0 ||
+            gather(plugin, spank, rule, facts) != EPO_OK ||
             epo_rules_evaluate(rule, facts, &verdict) != EPO_OK)
             continue;
         if (verdict.outcome == EPO_RULE_VIOLATED && verdict.severity >= EPO_SEVERITY_WARN)
@@ -76,9 +77,8 @@ void ep_task_warn(struct ep_plugin *plugin, spank_t spank) {
                         harmful[i].name, value, harmful[i].harm);
         free(value);
     }
-    epo_facts *facts = epo_facts_create();
-    if (facts != NULL &&
-        epo_facts_set(facts, "overlap_moe_expert_parallel_comm", "true", "srun") == EPO_OK)
+    epo_facts *facts = ep_task_facts(plugin, spank);
+    if (facts != NULL)
         warn_by_rules(plugin, spank, facts);
     epo_facts_destroy(facts);
 }

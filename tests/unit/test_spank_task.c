@@ -322,7 +322,8 @@ static void gpu_steps_get_the_variables_of_an_overlap_run(void) {
     CU_ASSERT_STRING_EQUAL(task("NCCL_GRAPH_REGISTER"), "0");
     CU_ASSERT_STRING_EQUAL(task(EPO_OUT_MEGATRON_ARGS),
                            "--overlap-moe-expert-parallel-comm --moe-token-dispatcher-type flex "
-                           "--moe-flex-dispatcher-backend deepep --delay-wgrad-compute");
+                           "--moe-flex-dispatcher-backend deepep --moe-router-dtype fp32 "
+                           "--delay-wgrad-compute");
     HAS(task(EPO_OUT_BRIDGE_OVERRIDES), "comm_overlap.delay_wgrad_compute=true");
     CU_ASSERT_EQUAL(lines(fake.said), 2);
     HAS(fake.said, "ep-overlap: set CUDA_DEVICE_MAX_CONNECTIONS=32 ");

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * task_facts.c - the run as rules see it: the task's own arguments, and over them
+ * what was decided.
+ */
+#include "task.h"
+
+#include "rules/command.h"
+#include "rules/settings.h"
+
+#define SOURCE "srun"
+
+static epo_status read_arguments(struct ep_plugin *plugin, spank_t spank, epo_facts *facts) {
+    epo_words words = {NULL, 0, 0};
+    epo_command command;
+    char **arguments = NULL;
+    int count = 0;
+    epo_status status = EPO_OK;
+    if (plugin->api->get_arguments(spank, &count, &arguments) != 0)
+        return EPO_OK;
+    for (int i = 0; i < count && status == EPO_OK; i++)
+        status = epo_words_add(&words, arguments[i], 0, false, i == 0);
+    if (status == EPO_OK)
+        status = epo_command_read(&words, NULL, false, facts, &command);
+    epo_words_free(&words);
+    return status;
+}
+
+static const char *backend_of(const struct ep_plugin *plugin) {
+    int dispatcher = plugin->decision.choice[EPO_OPT_DISPATCHER].value;
+    const char *backend = epo_dispatcher_backend(dispatcher);
+    if (backend != NULL || dispatcher == EPO_CHOICE_ALLTOALL)
+        return backend;
+    const char *class = plugin->gpu_class;
+    return class != NULL && class[0] == 'g' && class[1] == 'b' ? "hybridep" : "deepep";
+}
+
+static epo_status put_decision(const struct ep_plugin *plugin, epo_facts *facts) {
+    const struct epo_choice *choice = plugin->decision.choice;
+    bool delayed = choice[EPO_OPT_DELAY_WGRAD].value == EPO_WGRAD_DELAYED;
+    const char *const values[][2] = {
+        {"overlap_moe_expert_parallel_comm", "true"},
+        {"delay_wgrad_compute", delayed ? "true" : "false"},
+        {"moe_token_dispatcher_type", epo_dispatcher_kind(choice[EPO_OPT_DISPATCHER].value)},
+        {"moe_flex_dispatcher_backend", backend_of(plugin)},
+        {"gpu", plugin->gpu_class}};
+    epo_status status = EPO_OK;
+    for (size_t i = 0; i < sizeof values / sizeof values[0] && status == EPO_OK; i++)
+        if (values[i][1] != NULL)
+            status = epo_facts_set(facts, values[i][0], values[i][1], SOURCE);
+    return status;
+}
+
+epo_facts *ep_task_facts(struct ep_plugin *plugin, spank_t spank) {
+    epo_facts *facts = epo_facts_create();
+    if (facts == NULL)
+        return NULL;
+    epo_status status = read_arguments(plugin, spank, facts);
+    if (status == EPO_OK)
+        status = put_decision(plugin, facts);
+    if (status == EPO_OK)
+        status = epo_facts_set_default(facts, "cuda_graph_impl", "none", "not given");
+    if (status == EPO_OK)
+        status = epo_facts_set_default(facts, "nccl_ub", "false", "not given");
+    if (status == EPO_OK)
+        status = epo_settings_derive(facts);
+    if (status != EPO_OK) {
+        epo_facts_destroy(facts);
+        return NULL;
+    }
+    return facts;
+}
