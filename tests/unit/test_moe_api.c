@@ -7,6 +7,7 @@
 #include "unit.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -17,6 +18,8 @@ enum { R = 3, E = 12, H = 10, F = 6, K = 3, T = 17 };
 typedef struct setting {
     moe_case c;
     moe_how how;
+    pthread_barrier_t meet; /* of delayed_rank */
+    bool waits[R];
 } setting;
 
 static void fill_setting(setting *s, epo_dispatcher dispatcher, int overlap, int delay) {
@@ -364,6 +367,19 @@ static void two_groups(void) { in_every_setting(two_groups_rank); }
 
 /* ---- delayed weight gradients -------------------------------------------------- */
 
+/* True on every rank while one of them waits: passes are collective, so that all
+ * ranks must make the same number of them. */
+static bool somebody_waits(moe_rank *rank, bool waits) {
+    setting *s = rank->arg;
+    bool any = false;
+    s->waits[rank->rank] = waits;
+    pthread_barrier_wait(&s->meet);
+    for (int r = 0; r < R; r++)
+        any |= s->waits[r];
+    pthread_barrier_wait(&s->meet);
+    return any;
+}
+
 static void delayed_rank(moe_rank *rank) {
     tools t;
     layer_tools a, b;
@@ -382,7 +398,7 @@ static void delayed_rank(moe_rank *rank) {
     EXPECT(rank, stats.wgrad_hidden == 0);
     /* Another layer's passes run what waits: some pass sees it done. */
     backward(&t, &a, 0, forward(&t, &a, 0, &o), &o);
-    for (int i = 0; i < 1000 && a.ready == 1; i++)
+    for (int i = 0; i < 1000 && somebody_waits(rank, a.ready == 1); i++)
         t.e->saved_release(forward(&t, &b, 1, &o));
     EXPECT(rank, a.ready == 2 && a.last == 1);
     EXPECT(rank, t.e->group_stats(t.group, &stats, 0) == EPO_OK);
@@ -439,7 +455,9 @@ static void delayed_runs_later_once(void) {
     for (int d = EPO_DISPATCH_ALLTOALL; d <= EPO_DISPATCH_FLEX; d++) {
         setting s;
         fill_setting(&s, (epo_dispatcher)d, 1, 1);
+        pthread_barrier_init(&s.meet, NULL, R);
         CU_ASSERT_EQUAL(moe_ranks(R, 30.0, delayed_rank, &s), 0);
+        pthread_barrier_destroy(&s.meet);
         CU_ASSERT_EQUAL(moe_ranks(R, 30.0, buffer_first_rank, &s), 0);
         s.how.wgrad_limit = 1;
         CU_ASSERT_EQUAL(moe_ranks(R, 30.0, limit_rank, &s), 0);
