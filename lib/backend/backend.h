@@ -275,6 +275,10 @@ typedef struct epo_backend_ops {
     void (*memory)(epo_backend *be, uint64_t *now, uint64_t *peak);
     /* Ends all queued work at once, in error: waits are released. */
     void (*abort)(epo_backend *be, epo_status status, const char *text);
+    /* A collective call begins, or, `refused`, this rank returned from it with an error
+     * before it told anybody: peers that wait for it in the same call end at once, in
+     * error.  Every rank counts every collective call.  NULL: they wait for the limit. */
+    void (*turn)(epo_backend *be, bool refused);
 } epo_backend_ops;
 
 /* The one backend linked into an engine module. */

@@ -208,9 +208,9 @@ static epo_status agree(epo_buffer *b, epo_status mine, uint64_t max_rows, uint6
 }
 
 epo_status moe_buffer_create(epo_group *group, const epo_buffer_config *config, epo_buffer **out) {
-    if (group == NULL || out == NULL)
-        return epo_fail(EPO_E_ARG, "buffer_create: group or out is NULL");
-    epo_status status = moe_group_ok(group);
+    if (group == NULL)
+        return epo_fail(EPO_E_ARG, "buffer_create: group is NULL");
+    epo_status status = moe_group_turn(group, moe_group_ok(group));
     if (status != EPO_OK)
         return status;
     epo_buffer *b = calloc(1, sizeof *b);
@@ -219,7 +219,8 @@ epo_status moe_buffer_create(epo_group *group, const epo_buffer_config *config, 
         status = epo_fail(EPO_E_NOMEM, "memory: need %zu bytes for a buffer", sizeof *b);
         goto failed;
     }
-    status = configure(group, config, b, &max_rows);
+    status = out == NULL ? epo_fail(EPO_E_ARG, "buffer_create: out is NULL")
+                         : configure(group, config, b, &max_rows);
     b->group = group;
     b->max_rows = rows;
     status = agree(b, status, max_rows, &largest);
@@ -248,12 +249,13 @@ epo_status moe_buffer_destroy(epo_buffer *buffer) {
     if (buffer->plans > 0) /* delayed weight gradients hold some */
         (void)moe_wgrad_settle(group, NULL);
     if (buffer->plans > 0)
-        return epo_fail(EPO_E_STATE,
-                        "buffer_destroy: %d plans made from it still exist (a saved pass holds "
-                        "one, too); release them first",
-                        buffer->plans);
+        return moe_group_turn(
+            group, epo_fail(EPO_E_STATE,
+                            "buffer_destroy: %d plans made from it still exist (a saved pass holds "
+                            "one, too); release them first",
+                            buffer->plans));
     /* Flags of the last pass may still be on their way to a peer's window. */
-    epo_status status = moe_group_ok(group);
+    epo_status status = moe_group_turn(group, moe_group_ok(group));
     if (status == EPO_OK)
         status = moe_group_drain(group);
     if (status == EPO_OK)

@@ -64,6 +64,12 @@ epo_status moe_group_break(epo_group *group, epo_status status) {
     return epo_fail(status, "%s", text);
 }
 
+epo_status moe_group_turn(epo_group *group, epo_status wrong) {
+    if (group->ops->turn != NULL)
+        group->ops->turn(group->be, wrong != EPO_OK);
+    return wrong;
+}
+
 epo_status moe_group_read(epo_group *group, void *dst, const void *src, uint64_t bytes) {
     if (group->ops->read != NULL)
         return group->ops->read(group->be, dst, src, bytes);
@@ -255,13 +261,16 @@ epo_status moe_group_async_error(epo_group *group) {
 epo_status moe_group_barrier(epo_group *group) {
     if (group == NULL)
         return epo_fail(EPO_E_ARG, "group_barrier: group is NULL");
-    epo_status status = moe_group_ok(group);
+    epo_status status = moe_group_turn(group, moe_group_ok(group));
     return status == EPO_OK ? group->ops->barrier(group->be) : status;
 }
 
 epo_status moe_group_allreduce(epo_group *group, float *data, uint64_t count, epo_stream stream) {
-    if (group == NULL || (data == NULL && count > 0))
-        return epo_fail(EPO_E_ARG, "group_allreduce: group or data is NULL");
-    epo_status status = moe_group_ok(group);
+    if (group == NULL)
+        return epo_fail(EPO_E_ARG, "group_allreduce: group is NULL");
+    epo_status status = data == NULL && count > 0
+                            ? epo_fail(EPO_E_ARG, "group_allreduce: data is NULL")
+                            : moe_group_ok(group);
+    status = moe_group_turn(group, status);
     return status == EPO_OK ? group->ops->allreduce(group->be, data, count, stream) : status;
 }

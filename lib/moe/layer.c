@@ -159,22 +159,29 @@ static epo_status check_fit(const epo_layer *l, const epo_plan *plan) {
     return EPO_OK;
 }
 
-epo_status moe_forward(epo_layer *layer, epo_plan *plan, const void *x, void *y, epo_saved **saved,
-                       epo_stream stream) {
+static epo_status check_forward(const epo_layer *layer, const epo_plan *plan, const void *x,
+                                const void *y) {
     if (layer == NULL || plan == NULL)
-        return epo_fail(EPO_E_ARG, "forward: layer or plan is NULL");
+        return epo_fail(EPO_E_ARG, "forward: %s is NULL", layer == NULL ? "layer" : "plan");
     if (plan->tokens > 0 && (x == NULL || y == NULL))
         return epo_fail(EPO_E_ARG, "forward: x is %s, y is %s; the plan has %d tokens",
                         x == NULL ? "NULL" : "given", y == NULL ? "NULL" : "given", plan->tokens);
+    return check_fit(layer, plan);
+}
+
+epo_status moe_forward(epo_layer *layer, epo_plan *plan, const void *x, void *y, epo_saved **saved,
+                       epo_stream stream) {
+    if (layer == NULL && plan == NULL)
+        return epo_fail(EPO_E_ARG, "forward: layer and plan are NULL");
     double start = moe_stats_now();
-    epo_group *g = layer->group;
+    epo_group *g = layer != NULL ? layer->group : plan->buffer->group;
     epo_saved *s = NULL;
-    epo_status status = check_fit(layer, plan);
+    epo_status status = check_forward(layer, plan, x, y);
     if (status == EPO_OK)
         status = moe_group_ok(g);
     if (status == EPO_OK)
         status = make_saved(layer, plan, &s);
-    if (status != EPO_OK)
+    if (moe_group_turn(g, status) != EPO_OK)
         return status;
     status = moe_layer_forward(layer, plan, x, y, s, stream);
     if (status != EPO_OK || saved == NULL)
@@ -189,29 +196,40 @@ epo_status moe_forward(epo_layer *layer, epo_plan *plan, const void *x, void *y,
     return EPO_OK;
 }
 
-epo_status moe_backward(epo_layer *layer, epo_saved *saved, const void *dy, void *dx,
-                        float *dweights, epo_stream stream) {
+static epo_status check_backward(const epo_layer *layer, const epo_saved *saved, const void *dy,
+                                 const void *dx) {
     if (saved == NULL)
         return epo_fail(EPO_E_ARG, "backward: saved is NULL; give what epo_forward returned");
     if (!saved->live)
         return epo_fail(EPO_E_STATE, "backward: saved was used before, by epo_backward or "
                                      "epo_saved_release; a forward's saved serves once");
-    double start = moe_stats_now();
-    epo_group *g = saved->layer->group;
+    if (layer == NULL)
+        return epo_fail(EPO_E_ARG, "backward: layer is NULL");
+    if (layer != saved->layer)
+        return epo_fail(EPO_E_ARG, "backward: saved comes from another layer's forward");
     int tokens = saved->plan->tokens;
-    epo_status status = EPO_OK;
-    if (layer == NULL || layer != saved->layer)
-        status = epo_fail(EPO_E_ARG, "backward: saved comes from another layer's forward");
-    else if (tokens > 0 && (dy == NULL || dx == NULL))
-        status = epo_fail(EPO_E_ARG, "backward: dy is %s, dx is %s; the plan has %d tokens",
-                          dy == NULL ? "NULL" : "given", dx == NULL ? "NULL" : "given", tokens);
-    else
+    if (tokens > 0 && (dy == NULL || dx == NULL))
+        return epo_fail(EPO_E_ARG, "backward: dy is %s, dx is %s; the plan has %d tokens",
+                        dy == NULL ? "NULL" : "given", dx == NULL ? "NULL" : "given", tokens);
+    return EPO_OK;
+}
+
+epo_status moe_backward(epo_layer *layer, epo_saved *saved, const void *dy, void *dx,
+                        float *dweights, epo_stream stream) {
+    double start = moe_stats_now();
+    bool live = saved != NULL && saved->live;
+    epo_group *g = layer != NULL ? layer->group : live ? saved->layer->group : NULL;
+    epo_status status = check_backward(layer, saved, dy, dx);
+    if (status == EPO_OK)
         status = moe_group_ok(g);
+    if (g != NULL)
+        moe_group_turn(g, status);
     if (status == EPO_OK) {
         status = moe_layer_backward(layer, saved, dy, dx, dweights, stream);
         layer->microbatch++;
     }
-    moe_saved_drop(saved);
+    if (live)
+        moe_saved_drop(saved);
     if (status == EPO_OK) {
         g->stats.backward_calls++;
         g->stats.call_s += moe_stats_now() - start;

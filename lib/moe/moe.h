@@ -118,6 +118,9 @@ epo_status moe_group_ok(epo_group *group);
 /* A collective call failed on this rank after peers may have begun it: ends the
  * group's work, so that no one waits here; returns `status`. */
 epo_status moe_group_break(epo_group *group, epo_status status);
+/* A collective call begins; `wrong`, which is returned: this rank refuses it, so that
+ * its peers do not wait for it. */
+epo_status moe_group_turn(epo_group *group, epo_status wrong);
 /* The calling thread waits for `wait` (a flag or an event). */
 epo_status moe_group_wait(epo_group *group, epo_ready wait, const char *name);
 /* Until this rank's queues hold nothing more; FILL excepted. */

@@ -267,17 +267,24 @@ epo_status moe_pass_end(moe_pass *p) {
 
 /* ---- a caller's own experts ---------------------------------------------- */
 
+static epo_status check_own(const char *name, const epo_plan *plan, const void *tokens,
+                            const void *rows) {
+    if ((tokens != NULL || plan->tokens == 0) && (rows != NULL || plan->rows == 0))
+        return EPO_OK;
+    return epo_fail(EPO_E_ARG, "%s is %s and rows is %s; %d tokens, %llu rows", name,
+                    tokens == NULL ? "NULL" : "given", rows == NULL ? "NULL" : "given",
+                    plan->tokens, (unsigned long long)plan->rows);
+}
+
 epo_status moe_dispatch(epo_plan *plan, const void *x, void *rows, float *row_weights,
                         epo_stream stream) {
     if (plan == NULL)
         return epo_fail(EPO_E_ARG, "dispatch: plan is NULL");
-    if ((x == NULL && plan->tokens > 0) || (rows == NULL && plan->rows > 0))
-        return epo_fail(EPO_E_ARG, "dispatch: x is %s and rows is %s; %d tokens, %llu rows",
-                        x == NULL ? "NULL" : "given", rows == NULL ? "NULL" : "given", plan->tokens,
-                        (unsigned long long)plan->rows);
     epo_group *g = plan->buffer->group;
-    epo_status status = moe_group_ok(g);
-    if (status != EPO_OK)
+    epo_status status = check_own("dispatch: x", plan, x, rows);
+    if (status == EPO_OK)
+        status = moe_group_ok(g);
+    if (moe_group_turn(g, status) != EPO_OK)
         return status;
     moe_pass p;
     moe_pass_begin(&p, plan, 1, stream);
@@ -300,16 +307,15 @@ epo_status moe_combine(epo_plan *plan, const void *rows, void *y, const float *r
                        float *dweights, epo_stream stream) {
     if (plan == NULL)
         return epo_fail(EPO_E_ARG, "combine: plan is NULL");
-    if ((y == NULL && plan->tokens > 0) || (rows == NULL && plan->rows > 0))
-        return epo_fail(EPO_E_ARG, "combine: rows is %s and y is %s; %d tokens, %llu rows",
-                        rows == NULL ? "NULL" : "given", y == NULL ? "NULL" : "given", plan->tokens,
-                        (unsigned long long)plan->rows);
-    if ((row_dweights == NULL && plan->rows > 0 && dweights != NULL) ||
-        (row_dweights != NULL && plan->tokens > 0 && dweights == NULL))
-        return epo_fail(EPO_E_ARG,
-                        "combine: row_dweights and dweights are both NULL or both given");
-    epo_status status = moe_group_ok(plan->buffer->group);
-    if (status != EPO_OK)
+    epo_group *g = plan->buffer->group;
+    epo_status status = check_own("combine: y", plan, y, rows);
+    if (status == EPO_OK && ((row_dweights == NULL && plan->rows > 0 && dweights != NULL) ||
+                             (row_dweights != NULL && plan->tokens > 0 && dweights == NULL)))
+        status =
+            epo_fail(EPO_E_ARG, "combine: row_dweights and dweights are both NULL or both given");
+    if (status == EPO_OK)
+        status = moe_group_ok(g);
+    if (moe_group_turn(g, status) != EPO_OK)
         return status;
     moe_pass p;
     moe_pass_begin(&p, plan, 1, stream);

@@ -404,16 +404,18 @@ static epo_status make(epo_buffer *b, const epo_routing *r, epo_status wrong, ep
 
 epo_status moe_plan_create(epo_buffer *buffer, const epo_routing *routing, epo_stream stream,
                            epo_plan **out) {
-    if (buffer == NULL || out == NULL)
-        return epo_fail(EPO_E_ARG, "plan_create: buffer or out is NULL");
+    if (buffer == NULL)
+        return epo_fail(EPO_E_ARG, "plan_create: buffer is NULL");
     epo_group *g = buffer->group;
-    epo_status status = moe_group_ok(g);
+    epo_status status = moe_group_turn(g, moe_group_ok(g));
     if (status != EPO_OK)
         return status;
     epo_routing r = EPO_ROUTING_INIT;
     epo_status wrong = moe_input(&r, sizeof r, routing, sizeof r, "epo_routing");
     if (wrong != EPO_OK)
         wrong = say_again(buffer, wrong);
+    else if (out == NULL)
+        wrong = say(buffer, EPO_E_ARG, "plan_create: out is NULL");
     else
         wrong = check_routing(buffer, &r);
     status = g->ops->stream_enter(g->be, g->compute, stream);

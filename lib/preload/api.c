@@ -24,7 +24,8 @@ static epo_status done(const epo_engine *engine, epo_status status) {
     return status == EPO_OK ? EPO_OK : epo_fail(status, "%s", engine->error());
 }
 
-/* All pointers of a call at once: the name of the first that is NULL. */
+/* The pointer without which there is no engine to ask.  What else is wrong with a
+ * collective call the engine refuses, so that it can tell the peers. */
 static epo_status null_arg(const char *function, const char *name) {
     return epo_fail(EPO_E_ARG, "%s: %s is NULL", function, name);
 }
@@ -155,8 +156,6 @@ epo_status epo_group_barrier(epo_group *group) {
 
 epo_status epo_group_allreduce(epo_group *group, float *data, uint64_t count, epo_stream stream) {
     NEED(group);
-    if (count > 0)
-        NEED(data);
     return CALL(group, group_allreduce, group, data, count, stream);
 }
 
@@ -184,9 +183,8 @@ epo_status epo_buffer_bytes(const epo_group *group, const epo_buffer_config *con
 epo_status epo_buffer_create(epo_group *group, const epo_buffer_config *config, epo_buffer **out) {
     epo_buffer_config full = EPO_BUFFER_CONFIG_INIT;
     NEED(group);
-    NEED(out);
     epo_status status = read_buffer(config, &full);
-    return status != EPO_OK ? status : CALL(group, buffer_create, group, &full, out);
+    return CALL(group, buffer_create, group, status == EPO_OK ? &full : config, out);
 }
 
 epo_status epo_buffer_destroy(epo_buffer *buffer) {
@@ -202,14 +200,9 @@ epo_status epo_plan_create(epo_buffer *buffer, const epo_routing *routing, epo_s
                            epo_plan **out) {
     epo_routing full = EPO_ROUTING_INIT;
     NEED(buffer);
-    NEED(out);
     epo_status status =
         epo_versioned_read(&full, routing, EPO_LEAST(epo_routing, weights), "epo_routing");
-    if (status != EPO_OK)
-        return status;
-    if (full.tokens > 0 && full.experts == NULL)
-        return epo_fail(EPO_E_ARG, "epo_routing: experts is NULL with tokens %d", full.tokens);
-    return CALL(buffer, plan_create, buffer, &full, stream, out);
+    return CALL(buffer, plan_create, buffer, status == EPO_OK ? &full : routing, stream, out);
 }
 
 void epo_plan_retain(epo_plan *plan) {
@@ -266,21 +259,20 @@ epo_status epo_layer_destroy(epo_layer *layer) {
 
 epo_status epo_forward(epo_layer *layer, epo_plan *plan, const void *x, void *y, epo_saved **saved,
                        epo_stream stream) {
-    NEED(layer);
-    NEED(plan);
-    if (engine_of(layer) != engine_of(plan))
+    const void *known = layer != NULL ? (const void *)layer : (const void *)plan;
+    if (known == NULL)
+        return null_arg(__func__, "layer");
+    if (layer != NULL && plan != NULL && engine_of(layer) != engine_of(plan))
         return epo_fail(EPO_E_ARG, "epo_forward: layer and plan belong to different engines");
-    return CALL(layer, forward, layer, plan, x, y, saved, stream);
+    return CALL(known, forward, layer, plan, x, y, saved, stream);
 }
 
 epo_status epo_backward(epo_layer *layer, epo_saved *saved, const void *dy, void *dx,
                         float *dweights, epo_stream stream) {
-    NEED(saved);
-    if (layer == NULL) {
-        epo_saved_release(saved); /* taken over whatever the status */
-        NEED(layer);
-    }
-    return CALL(layer, backward, layer, saved, dy, dx, dweights, stream);
+    const void *known = layer != NULL ? (const void *)layer : (const void *)saved;
+    if (known == NULL)
+        return null_arg(__func__, "saved");
+    return CALL(known, backward, layer, saved, dy, dx, dweights, stream);
 }
 
 void epo_saved_release(epo_saved *saved) {

@@ -331,6 +331,86 @@ static void states_rank(moe_rank *c) {
 
 static void states(void) { CU_ASSERT_EQUAL(moe_ranks(R, 20.0, states_rank, NULL), 0); }
 
+/* ---- one rank refuses what the others have begun ---------------------------------------- */
+
+typedef enum refusal {
+    FORWARD_X,
+    FORWARD_PLAN,
+    FORWARD_UNFIT,
+    BACKWARD_DY,
+    BACKWARD_SAVED,
+    BACKWARD_LAYER,
+    DISPATCH_X,
+    COMBINE_Y,
+    ALLREDUCE_DATA,
+    DESTROY_PLANS,
+    REFUSALS
+} refusal;
+
+/* What the refusing rank (`wrong`) and the others call. */
+static epo_status refusal_call(moe_rank *c, refusal kind, bool wrong, epo_group *group,
+                               epo_layer *layer, epo_plan *plan, epo_plan *unfit,
+                               epo_saved *saved) {
+    static const float x[T * H] = {1};
+    float y[T * H], rows[R * T * K * H] = {0};
+    const epo_engine *e = c->engine;
+    switch (kind) {
+    case FORWARD_X: return e->forward(layer, plan, wrong ? NULL : x, y, NULL, NULL);
+    case FORWARD_PLAN: return e->forward(layer, wrong ? NULL : plan, x, y, NULL, NULL);
+    case FORWARD_UNFIT: return e->forward(layer, wrong ? unfit : plan, x, y, NULL, NULL);
+    case BACKWARD_DY: return e->backward(layer, saved, wrong ? NULL : x, y, NULL, NULL);
+    case BACKWARD_SAVED: return e->backward(layer, wrong ? NULL : saved, x, y, NULL, NULL);
+    case BACKWARD_LAYER: return e->backward(wrong ? NULL : layer, saved, x, y, NULL, NULL);
+    case DISPATCH_X: return e->dispatch(plan, wrong ? NULL : x, rows, NULL, NULL);
+    case COMBINE_Y: return e->combine(plan, rows, wrong ? NULL : y, NULL, NULL, NULL);
+    case ALLREDUCE_DATA: return e->group_allreduce(group, wrong ? NULL : y, 3, NULL);
+    default: return wrong ? e->buffer_destroy(*(epo_buffer **)c->arg) : e->group_barrier(group);
+    }
+}
+
+static void refusal_rank(moe_rank *c) {
+    const epo_engine *e = c->engine;
+    refusal kind = *(const refusal *)c->arg;
+    epo_group *group = moe_rank_group(c, &overlapped);
+    epo_buffer_config config = buffer_config(), wide = buffer_config();
+    wide.hidden = 2 * H;
+    epo_buffer *buffer = make_buffer(c, group, &config), *other = make_buffer(c, group, &wide);
+    epo_layer_config l = layer_config();
+    epo_layer *layer = NULL;
+    EXPECT(c, e->layer_create(group, &l, &layer) == EPO_OK);
+    routing r;
+    fill_routing(&r);
+    epo_plan *plan = NULL, *unfit = NULL;
+    epo_saved *saved = NULL;
+    const float x[T * H] = {1};
+    float y[T * H];
+    EXPECT(c, e->plan_create(buffer, &r.r, NULL, &plan) == EPO_OK);
+    EXPECT(c, e->plan_create(other, &r.r, NULL, &unfit) == EPO_OK);
+    EXPECT(c, e->forward(layer, plan, x, y, &saved, NULL) == EPO_OK);
+    EXPECT(c, e->group_barrier(group) == EPO_OK); /* nobody is in forward any more */
+    bool wrong = c->rank == 1;
+    c->arg = &buffer;
+    epo_status status = refusal_call(c, kind, wrong, group, layer, plan, unfit, saved);
+    /* Not EPO_E_TIMEOUT: nobody has waited for the limit. */
+    EXPECT(c, status == (!wrong ? EPO_E_PEER : kind == DESTROY_PLANS ? EPO_E_STATE : EPO_E_ARG));
+    EXPECT(c, wrong || strstr(e->error(), "rank 1 refused") != NULL);
+    if (kind != BACKWARD_DY && kind != BACKWARD_LAYER && (kind != BACKWARD_SAVED || wrong))
+        e->saved_release(saved);
+    e->plan_release(plan);
+    e->plan_release(unfit);
+    EXPECT(c, e->layer_destroy(layer) == EPO_OK);
+    e->buffer_destroy(buffer);
+    e->buffer_destroy(other);
+    EXPECT(c, e->group_destroy(group) == EPO_OK);
+}
+
+static void refusals_reach_all(void) {
+    for (int kind = 0; kind < REFUSALS; kind++) {
+        refusal one = (refusal)kind;
+        CU_ASSERT_EQUAL(moe_ranks(R, 5.0, refusal_rank, &one), 0);
+    }
+}
+
 /* ---- a rank that does not come ----------------------------------------------------- */
 
 /* Rank 1 leaves after the plan; the others are told, at once or within the limit,
@@ -387,6 +467,7 @@ int main(void) {
         {"one rank's wrong routing is refused on all", plan_errors_reach_all},
         {"one rank's wrong buffer is refused on all", buffer_errors_reach_all},
         {"calls that do not fit the state", states},
+        {"what one rank refuses ends the others at once", refusals_reach_all},
         {"a rank that does not come is named", absent_rank_is_named},
         CU_TEST_INFO_NULL,
     };

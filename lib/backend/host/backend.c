@@ -245,6 +245,7 @@ static const epo_backend_ops host_ops = {
     .record_stop = host_record_stop,
     .memory = host_memory,
     .abort = host_abort,
+    .turn = host_turn_take,
 };
 
 const epo_backend_ops *epo_backend_get(void) { return &host_ops; }

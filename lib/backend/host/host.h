@@ -40,6 +40,7 @@ typedef struct host_peer {
     _Alignas(64) _Atomic uint32_t bell;
     _Atomic uint32_t sleepers; /* threads in the kernel for this bell: a byte per host_ear */
     _Atomic uint32_t state;    /* host_peer_state */
+    _Atomic uint64_t refused;  /* the last collective call that it refused; 0: none */
     int32_t pid;
     char node[HOST_NODE_MAX];
     /* Processes: robust, held by a worker for the group's life.  The kernel lets
@@ -176,6 +177,7 @@ struct epo_backend {
     host_link link;
     int64_t link_free_ns[HOST_RANKS_MAX]; /* the comm worker's */
     uint64_t barriers;                    /* reached by this rank */
+    _Atomic uint64_t turns;               /* collective calls begun or refused */
     _Atomic uint64_t memory, memory_peak;
     host_record *record;
     _Atomic int recording;
@@ -200,6 +202,7 @@ uint32_t host_bell_read(epo_backend *be);
 void host_bell_wait(epo_backend *be, int ears, uint32_t seen, int64_t until_ns);
 void host_bell_ring(host_shared *shared, int rank, int ears);
 
+void host_turn_take(epo_backend *be, bool refused);
 bool host_ready_reached(const epo_ready *ready);
 /* Looks who is late for a flag: breaks the backend when that rank is dead or has
  * left, or when the limit has passed since `from`; says so once after warn_s. */

@@ -208,22 +208,37 @@ static void host_ready_late(epo_backend *be, const epo_ready *ready, char *text,
     }
 }
 
-/* A peer that ended or left will not write a flag that is missing still. */
+void host_turn_take(epo_backend *be, bool refused) {
+    uint64_t turn = atomic_fetch_add(&be->turns, 1) + 1;
+    if (refused && !host_forked(be))
+        atomic_store(&be->shared->peer[be->rank].refused, turn);
+}
+
+/* Why a peer will not write a flag that is missing still; NULL: it may. */
+static const char *host_peer_lost(epo_backend *be, int rank) {
+    switch (host_peer_look(be->shared, rank)) {
+    case HOST_PEER_DEAD: return "ended without closing the group";
+    case HOST_PEER_LEFT: return "left the group";
+    default: break;
+    }
+    uint64_t refused = atomic_load(&be->shared->peer[rank].refused);
+    return refused != 0 && refused >= atomic_load(&be->turns)
+               ? "refused its arguments of the same call, as its own error tells"
+               : NULL;
+}
+
 static bool host_ready_lost(epo_backend *be, const epo_ready *ready) {
     for (int i = 0; i < ready->count; i++) {
         if (host_flag_load(ready, i) >= ready->epoch)
             continue;
         int writer = host_ready_writer(ready, i);
-        host_peer_state state = host_peer_look(be->shared, writer);
-        if ((state != HOST_PEER_DEAD && state != HOST_PEER_LEFT) ||
-            host_flag_load(ready, i) >= ready->epoch)
+        const char *why = host_peer_lost(be, writer);
+        if (why == NULL || host_flag_load(ready, i) >= ready->epoch)
             continue;
         char name[HOST_NODE_MAX + 48], what[64];
         host_ready_what(ready, what, sizeof what);
         host_break(be, EPO_E_PEER, "%s %s; rank %d waited for it in %s",
-                   host_peer_name(be->shared, writer, name, sizeof name),
-                   state == HOST_PEER_DEAD ? "ended without closing the group" : "left the group",
-                   be->rank, what);
+                   host_peer_name(be->shared, writer, name, sizeof name), why, be->rank, what);
         return true;
     }
     return false;
