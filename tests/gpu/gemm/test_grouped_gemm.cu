@@ -177,7 +177,9 @@ static void draw_case(dice *r, test_case *t, int seed, bool sm90) {
     g->a_rows = (uint64_t)r->spread(kMaxRows);
     g->b_rows = (uint64_t)r->spread(kMaxRows);
     g->sms = r->chance(50) ? 0 : 1 + r->upto(40);
-    g->tile_n = r->chance(40) ? 0 : 128 + 64 * r->upto(2);
+    bool back = g->kind == EPO_GG_DGRAD && g->fuse == EPO_GG_SWIGLU;
+    g->tile_n = r->chance(40) ? 0 : 128 + 64 * r->upto(back ? 1 : 2);
+    g->group_m = r->upto(9);
     draw_rows(r, t);
     t->a_width = g->kind == EPO_GG_FORWARD ? g->k : g->n;
     t->b_width = g->k;
@@ -348,14 +350,19 @@ static bool same(buffers *d, const void *x, const void *y, uint64_t bytes) {
     return count == 0;
 }
 
-/* The same call in pieces of experts or by several launches, with other SM
- * budgets: every bit must be the same. */
+/* The same call in pieces of experts or by several launches, with other SM budgets
+ * and tiles: every bit must be the same.  Only SwiGLU's backward keeps its tile
+ * width, which orders the sum of row_dweight. */
 static bool check_bits(const test_case *t, buffers *d, dice *r, cudaStream_t other) {
     epo_gg g = t->g;
     g.c = d->again;
     g.act = g.act != NULL ? d->act_again : NULL;
     g.row_dweight = g.row_dweight != NULL ? d->dweight_again : NULL;
     set_outputs(t, d, d->again, d->act_again, d->dweight_again);
+    if (g.row_dweight == NULL) {
+        g.tile_n = 128 + 64 * r->upto(g.kind == EPO_GG_DGRAD && g.fuse == EPO_GG_SWIGLU ? 1 : 2);
+    }
+    g.group_m = 1 + r->upto(9);
     bool ok = true;
     if (r->chance(50)) {
         int cut = r->upto(g.count);

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures tile width, row-tile group and skew for the shapes of known models and
+"""Measures tile width and row-tile group for the shapes of known models and
 writes lib/backend/cuda/gemm/gg_tuning.h.
 
   tune.py LIBRARY [--shape Q,gptoss,...] [--quick] [--write FILE]
 """
 import argparse
-import itertools
 
 import torch
 
@@ -21,27 +20,26 @@ SHAPES = {
 }
 HEAD = """/* SPDX-License-Identifier: Apache-2.0
  *
- * gg_tuning.h - tile width (which fixes the result to the bit), row tiles that pass
- * over the columns together and skew, as measured.  Written by
- * tests/gpu/gemm/tune.py; shapes that are not listed take the width that wastes the
- * fewest columns.
+ * gg_tuning.h - tile width and row tiles that pass over the columns together, as
+ * measured.  Written by tests/gpu/gemm/tune.py; shapes that are not listed take the
+ * width that wastes the fewest columns.
  */
 #ifndef EPO_BACKEND_CUDA_GEMM_GG_TUNING_H
 #define EPO_BACKEND_CUDA_GEMM_GG_TUNING_H
 
 typedef struct gg_tuned {
     int kind, fuse, n, k;
-    int tile_n, group_m, skew;
+    int tile_n, group_m;
 } gg_tuned;
 
-/* kind, fuse, n, k, tile_n, group_m, skew */
+/* kind, fuse, n, k, tile_n, group_m */
 static const gg_tuned gg_tuning[] = {
 """
 
 
-def calls(lib, name):
-    """(label, Call) of every kind for one model."""
-    hidden, ffn, experts, per = SHAPES[name]
+def calls(lib, name, per):
+    """(label, Call) of every kind for one model, `per` rows per expert."""
+    hidden, ffn, experts = SHAPES[name][:3]
     rows, two = experts * per, 2 * ffn
     make = lambda *s: torch.randn(*s, device="cuda", dtype=torch.bfloat16) * 0.1
     x, h, act = make(rows, hidden), make(rows, two), make(rows, ffn)
@@ -69,12 +67,12 @@ def calls(lib, name):
 
 
 def tune(call, label, quick):
-    """Best (tile_n, group_m, skew): the width first, the others for that width."""
+    """Best (tile_n, group_m): the width first, the other for that width."""
     g = call.g
 
-    def variant(tile_n, group_m, skew):
+    def variant(tile_n, group_m):
         def go():
-            g.tile_n, g.group_m, g.skew = tile_n, group_m, skew
+            g.tile_n, g.group_m = tile_n, group_m
             call.launch()
         return go
 
@@ -82,23 +80,25 @@ def tune(call, label, quick):
         t, spread = gg.measure({o: variant(*o) for o in options}, rounds=9, burst=2)
         order = sorted(t, key=t.get)
         flops = 2.0 * g.rows * g.n * g.k
-        print(f"  {label:14s}", "  ".join(f"{o[0]}/{o[1]}/{o[2]}: {flops / t[o] * 1e-6:.0f}"
+        print(f"  {label:14s}", "  ".join(f"{o[0]}/{o[1]}: {flops / t[o] * 1e-6:.0f}"
                                          for o in order[:6]),
               f"  worst {flops / t[order[-1]] * 1e-6:.0f} TFLOP/s,"
               f" spread {max(spread.values()):.1%}", flush=True)
         return order[0]
 
-    widths = best([(w, 8, 2) for w in (256, 192, 128)])
-    groups = (4, 16) if quick else (2, 4, 8, 16, 32)
-    skews = (-1, 2) if quick else (-1, 1, 2, 3)
-    return best([(widths[0], m, s) for m, s in itertools.product(groups, skews)])
+    widest = 192 if g.kind == gg.DGRAD and g.fuse else 256
+    widths = best([(w, 8) for w in (256, 192, 128) if w <= widest])
+    if quick:
+        return widths
+    return best([(widths[0], m) for m in (2, 4, 8, 16)])
 
 
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("library")
     ap.add_argument("--shape", default=",".join(SHAPES))
-    ap.add_argument("--quick", action="store_true")
+    ap.add_argument("--quick", action="store_true", help="only the width")
+    ap.add_argument("--rows", type=int, help="rows per expert instead of each model's")
     ap.add_argument("--write")
     args = ap.parse_args()
     lib = gg.library(args.library)
@@ -106,14 +106,15 @@ def main():
     for name in args.shape.split(","):
         print(name)
         lines.append(f"    /* {name} */\n")
-        for label, call in calls(lib, name):
-            t, m, s = tune(call, label, args.quick)
+        for label, call in calls(lib, name, args.rows or SHAPES[name][3]):
+            t, m = tune(call, label, args.quick)
             g = call.g
-            lines.append(f"    {{{g.kind}, {g.fuse}, {g.n}, {g.k}, {t}, {m}, {s}}},\n")
+            lines.append(f"    {{{g.kind}, {g.fuse}, {g.n}, {g.k}, {t}, {m}}},\n")
         torch.cuda.empty_cache()
     if args.write:
         with open(args.write, "w", encoding="ascii") as f:
             f.write(HEAD + "".join(lines) + "};\n\n#endif\n")
 
 
-main()
+if __name__ == "__main__":
+    main()

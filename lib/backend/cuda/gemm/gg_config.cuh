@@ -22,8 +22,6 @@ constexpr int kTileK = 64;
 constexpr int kBox = 64 * 128;    /* bytes of a box of 64 lines */
 constexpr int kThreads = 3 * 128; /* one warpgroup feeds two */
 constexpr int kSlots = 2;         /* tiles known ahead */
-constexpr int kGatherThreads = 64;
-constexpr int kGatherLag = 2; /* stages whose copies may be in flight */
 constexpr int kFeedRegs = 56;
 constexpr int kMathRegs = 224;
 constexpr int kSmemLimit = 227 * 1024;
@@ -50,8 +48,11 @@ template <int kKind_, int kFuse_, class T_, int kTileN_> struct config {
     static constexpr int kOffBars = kOffStaging + 8 * 4096;
     static constexpr int kSmem = kOffBars + 512 + 1024; /* and room to align the begin */
     static_assert(kSmem <= kSmemLimit, "shared memory");
-    static_assert(kStages >= kGatherLag + 2, "gathered stages would wait for each other");
 };
+
+__device__ __forceinline__ bool gathers(const gg_params &p) {
+    return p.a_index != nullptr || p.b_index != nullptr;
+}
 
 /* Shared-memory addresses of a block. */
 template <class C> struct shared {
@@ -72,6 +73,9 @@ template <class C> struct shared {
     }
     __device__ __forceinline__ uint32_t used(int slot) const {
         return full(2 * C::kStages + kSlots + slot);
+    }
+    __device__ __forceinline__ uint32_t copied(int stage) const {
+        return full(2 * C::kStages + 2 * kSlots + stage);
     }
     __device__ __forceinline__ uint32_t slot(int slot) const {
         return base + C::kOffBars + 256 + slot * 32;

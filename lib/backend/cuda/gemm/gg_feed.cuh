@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * gg_feed.cuh - the feeding warpgroup: warp 0 issues TMA loads, warp 1 takes
- * tiles from the scheduler, warps 2 and 3 copy gathered rows.
+ * tiles from the scheduler, warp 3 copies gathered rows and warp 2 hands them over.
  */
 #ifndef EPO_BACKEND_CUDA_GEMM_GG_FEED_CUH
 #define EPO_BACKEND_CUDA_GEMM_GG_FEED_CUH
@@ -9,31 +9,6 @@
 #include "gg_config.cuh"
 
 namespace gg {
-
-/* What the epilogue will read of this tile, fetched into L2 while earlier tiles
- * are computed: gradients to add to, or the stored h. */
-template <class C>
-__device__ __forceinline__ void prefetch_tile(const gg_params &p, const tile &t) {
-    if constexpr (C::kWgrad || (C::kKind == EPO_GG_DGRAD && C::kFuse == EPO_GG_SWIGLU)) {
-        if (C::kWgrad && !p.accumulate) {
-            return;
-        }
-        int lane = threadIdx.x & 31;
-        int col = t.n * C::kTileN;
-        int size = C::kWgrad && p.c_type == EPO_F32 ? 4 : 2;
-        uint32_t bytes = (uint32_t)(min(C::kTileN, p.n - col) * size);
-        for (int r = lane; r < tile_height<C>(p, t); r += 32) {
-            if (C::kWgrad) {
-                int64_t row = (int64_t)t.expert * p.m + t.m * kTileM + r;
-                l2_prefetch((const char *)p.c + (row * p.n + col) * size, bytes);
-            } else {
-                const char *h = (const char *)p.h + ((int64_t)(t.row + r) * 2 * p.n + col) * size;
-                l2_prefetch(h, bytes);
-                l2_prefetch(h + (int64_t)p.n * size, bytes);
-            }
-        }
-    }
-}
 
 /* Warp 1: takes tiles, one ahead of the one computed, and tells the others. */
 template <class C> __device__ void feed_tiles(const gg_params &p, const shared<C> &s) {
@@ -49,9 +24,7 @@ template <class C> __device__ void feed_tiles(const gg_params &p, const shared<C
         tile t;
         mbar_wait(s.used(at.index), at.parity ^ 1);
         more = tile_next(p, t, hint, spin);
-        if (more) {
-            prefetch_tile<C>(p, t);
-        } else {
+        if (!more) {
             t.expert = -1;
         }
         if (lane == 0) {
@@ -93,8 +66,7 @@ __device__ __forceinline__ void load_b(const gg_params &p, const shared<C> &s, i
 
 /* Warp 0, one thread. */
 template <class C>
-__device__ void feed_tma(const gg_params &p, const shared<C> &s, const CUtensorMap *map_a,
-                         const CUtensorMap *map_b) {
+__device__ void feed_tma(const gg_params &p, const shared<C> &s, const gg_maps &m) {
     ring<kSlots> at;
     ring<C::kStages> to;
     while (true) {
@@ -115,102 +87,86 @@ __device__ void feed_tma(const gg_params &p, const shared<C> &s, const CUtensorM
         for (int i = 0; i < blocks; i++) {
             mbar_wait(s.empty(to.index), to.parity ^ 1);
             mbar_expect(s.full(to.index), bytes);
-            load_a(p, s, to.index, map_a, t, i, boxes);
+            load_a(p, s, to.index, &m.a, t, i, boxes);
             if (with_b) {
-                load_b(p, s, to.index, map_b, t, i);
+                load_b(p, s, to.index, &m.b, t, i);
             }
             to.next();
         }
     }
 }
 
-/* 16 bytes of a gathered row into line `line` of a box, at the swizzled place. */
-__device__ __forceinline__ uint32_t line_at(uint32_t box, int line, int part) {
-    return box + line * 128 + ((part ^ (line & 7)) << 4);
-}
-__device__ __forceinline__ int gathered_row(const int32_t *index, int row, bool valid, int limit) {
-    int from = valid ? index[row] : -1;
-    return from < limit ? from : -1;
-}
-
-/* Eight threads copy a line.  One block of K for the row kinds: A's lines are the
- * gathered rows from[0..15]. */
-template <class C>
-__device__ __forceinline__ void gather_lines(const gg_params &p, uint32_t dst,
-                                             const int (&from)[16], int lines, int block) {
-    using T = typename C::T;
-    int part = threadIdx.x & 7, line = (threadIdx.x & 63) >> 3;
-    int col = block * kTileK + part * 8;
-    const T *src = (const T *)p.a + col;
+/* Where the lines of a gathered box come from: a warp keeps 32 * kWords row numbers,
+ * lane l those of the lines l, 32+l, ..; -1: zeros. */
+template <int kWords> struct gather_index {
+    int from[kWords];
+    __device__ __forceinline__ void load(const int32_t *index, int row, int rows, int limit) {
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
-        if (line + 8 * i < lines) {
-            bool valid = from[i] >= 0 && col < p.k;
-            cp_async16(line_at(dst, line + 8 * i, part), src + max(from[i], 0) * p.lda, valid);
-        }
-    }
-}
-
-/* WGRAD: lines are rows (K), `boxes` boxes of 64 columns from `col` on. */
-template <class C>
-__device__ __forceinline__ void gather_boxes(const void *base, int64_t ld, int limit, int width,
-                                             const int32_t *index, uint32_t dst, const tile &t,
-                                             int block, int col, int boxes) {
-    using T = typename C::T;
-    int part = threadIdx.x & 7, line = (threadIdx.x & 63) >> 3;
-    int from[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        int r = block * kTileK + line + 8 * i;
-        from[i] = gathered_row(index, t.row + r, r < t.rows, limit);
-    }
-    for (int box = 0; box < boxes; box++) {
-        int x = col + box * 64 + part * 8;
-        const T *src = (const T *)base + x;
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            cp_async16(line_at(dst + box * kBox, line + 8 * i, part), src + max(from[i], 0) * ld,
-                       from[i] >= 0 && x < width);
-        }
-    }
-}
-
-/* Copies of a thread that were issued but not yet announced to the consumers. */
-template <class C> struct gather_lag {
-    ring<C::kStages> done;
-    int open = 0;
-    __device__ __forceinline__ void announce(const shared<C> &s) {
-        fence_async();
-        mbar_arrive(s.full(done.index));
-        done.next();
-        open--;
-    }
-    __device__ __forceinline__ void issued(const shared<C> &s) {
-        cp_commit();
-        if (++open > kGatherLag) {
-            cp_wait<kGatherLag>();
-            announce(s);
-        }
-    }
-    __device__ __forceinline__ void drain(const shared<C> &s) {
-        cp_wait<0>();
-        while (open > 0) {
-            announce(s);
+        for (int i = 0; i < kWords; i++) {
+            int line = 32 * i + (threadIdx.x & 31);
+            int r = line < rows ? index[row + line] : -1;
+            from[i] = r < limit ? r : -1;
         }
     }
 };
 
-/* Warps 2 and 3, when a or b is gathered. */
+/* Eight lanes copy the 128 bytes of a line, to the places that TMA would take; 32 *
+ * kWords lines, columns from `col` on, zeros behind `width`. */
+template <class T, int kWords>
+__device__ __forceinline__ void gather_box(const gather_index<kWords> &index, uint32_t box,
+                                           const void *base, int64_t ld, int col, int width) {
+    int lane = threadIdx.x & 31;
+    int part = lane & 7, line = lane >> 3;
+    bool in = col + part * 8 < width;
+    const T *src = (const T *)base + col + part * 8;
+#pragma unroll
+    for (int i = 0; i < kWords; i++) {
+        int from[8]; /* all first: a shuffle's result takes its time */
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            from[j] = __shfl_sync(0xffffffffu, index.from[i], j * 4 + line);
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            int at = 32 * i + 4 * j + line;
+            cp_async16(box + at * 128 + ((part ^ (at & 7)) << 4),
+                       src + (int64_t)max(from[j], 0) * ld, in && from[j] >= 0);
+        }
+    }
+}
+
+/* One block of K of a tile. */
+template <class C>
+__device__ __forceinline__ void gather_block(const gg_params &p, const shared<C> &s, int stage,
+                                             const tile &t, int block,
+                                             const gather_index<4> &rows) {
+    using T = typename C::T;
+    if (!C::kWgrad) { /* lines are rows of the tile */
+        gather_box<T>(rows, s.a(stage), p.a, p.lda, block * kTileK, p.k);
+        return;
+    }
+    gather_index<2> index; /* lines are K: rows of the block */
+    int row = t.row + block * kTileK, left = t.rows - block * kTileK;
+    if (p.a_index != nullptr) {
+        index.load(p.a_index, row, left, p.a_rows);
+        for (int i = 0; i < (tile_height<C>(p, t) > 64 ? 2 : 1); i++) {
+            gather_box<T>(index, s.a(stage) + i * kBox, p.a, p.lda, t.m * kTileM + i * 64, p.m);
+        }
+    }
+    if (p.b_index != nullptr) {
+        index.load(p.b_index, row, left, p.b_rows);
+        for (int i = 0; i < C::kTileN / 64; i++) {
+            gather_box<T>(index, s.b(stage) + i * kBox, p.b, p.ldb, t.n * C::kTileN + i * 64, p.n);
+        }
+    }
+}
+
+/* Warp 3, when a or b is gathered. */
 template <class C> __device__ void feed_gather(const gg_params &p, const shared<C> &s) {
     ring<kSlots> at;
     ring<C::kStages> to;
-    gather_lag<C> lag;
-    int line = (threadIdx.x & 63) >> 3;
     while (true) {
-        if (!mbar_try(s.known(at.index), at.parity)) {
-            lag.drain(s); /* nothing computed may wait for a tile that is not there yet */
-            mbar_wait(s.known(at.index), at.parity);
-        }
+        mbar_wait(s.known(at.index), at.parity);
         tile t = slot_read(s, at);
         __syncwarp();
         if ((threadIdx.x & 31) == 0) {
@@ -218,34 +174,42 @@ template <class C> __device__ void feed_gather(const gg_params &p, const shared<
         }
         at.next();
         if (t.expert < 0) {
-            lag.drain(s);
-            return;
+            break;
         }
-        int height = tile_height<C>(p, t);
-        int from[16];
+        gather_index<4> rows;
         if (!C::kWgrad) {
-#pragma unroll
-            for (int i = 0; i < 16; i++) {
-                int r = line + 8 * i;
-                from[i] = gathered_row(p.a_index, t.row + r, r < t.rows, p.a_rows);
-            }
+            rows.load(p.a_index, t.row, t.rows, p.a_rows);
         }
         int blocks = tile_blocks<C>(p, t);
         for (int i = 0; i < blocks; i++) {
             mbar_wait(s.empty(to.index), to.parity ^ 1);
-            if (!C::kWgrad) {
-                gather_lines<C>(p, s.a(to.index), from, height > 64 ? 128 : 64, i);
-            } else {
-                if (p.a_index != nullptr) {
-                    gather_boxes<C>(p.a, p.lda, p.a_rows, p.m, p.a_index, s.a(to.index), t, i,
-                                    t.m * kTileM, height > 64 ? 2 : 1);
-                }
-                if (p.b_index != nullptr) {
-                    gather_boxes<C>(p.b, p.ldb, p.b_rows, p.n, p.b_index, s.b(to.index), t, i,
-                                    t.n * C::kTileN, C::kTileN / 64);
-                }
-            }
-            lag.issued(s);
+            gather_block(p, s, to.index, t, i, rows);
+            cp_arrive(s.copied(to.index));
+            to.next();
+        }
+    }
+    cp_wait_all();
+}
+
+/* Warp 2, one thread: the copies were ordinary writes, the products read through the
+ * async proxy.  A fence in warp 3 would wait for all its copies in flight, one in
+ * the consumers for their products; this thread has nothing in flight. */
+template <class C> __device__ void feed_relay(const gg_params &p, const shared<C> &s) {
+    ring<kSlots> at;
+    ring<C::kStages> to;
+    while (true) {
+        mbar_wait(s.known(at.index), at.parity);
+        tile t = slot_read(s, at);
+        mbar_arrive(s.used(at.index));
+        at.next();
+        if (t.expert < 0) {
+            return;
+        }
+        int blocks = tile_blocks<C>(p, t);
+        for (int i = 0; i < blocks; i++) {
+            mbar_wait(s.copied(to.index), to.parity);
+            fence_async();
+            mbar_arrive(s.full(to.index));
             to.next();
         }
     }

@@ -132,9 +132,10 @@ int epo_gg_tile_n(const epo_gg *g) {
     }
     /* Untuned: the width that wastes the fewest columns, wider ones being faster. */
     int columns = g->kind == EPO_GG_FORWARD ? g->n : g->k;
-    int best = 256;
+    int widest = is_swiglu_backward(g) ? 192 : 256; /* its epilogue needs registers */
+    int best = widest;
     double cost = 1e30;
-    for (int width = 256; width >= 128; width -= 64) {
+    for (int width = widest; width >= 128; width -= 64) {
         double c = (double)((columns + width - 1) / width) * width * (1.0 + (256 - width) / 1024.0);
         if (c < cost) {
             cost = c;
@@ -161,7 +162,6 @@ static void set_shape(const epo_gg *g, int path, gg_params *p) {
     p->tiles_n = (columns + p->tile_n - 1) / p->tile_n;
     const gg_tuned *tuned = find_tuned(g);
     p->group_m = g->group_m != 0 ? g->group_m : (tuned != NULL ? tuned->group_m : 8);
-    p->skew = g->skew != 0 ? g->skew : (tuned != NULL ? tuned->skew : 2);
     p->lda = g->kind == EPO_GG_FORWARD ? g->k : g->n;
     p->ldb = g->k;
 }
@@ -237,12 +237,15 @@ static epo_status make_params(const epo_gg *g, int *path, gg_params *p) {
     if (found < 0) {
         return (epo_status)-found;
     }
-    if (g->tile_n != 0 && g->tile_n != 128 && g->tile_n != 192 && g->tile_n != 256) {
-        return epo_fail(EPO_E_ARG, "epo_gg: tile_n found %d, allowed 0, 128, 192, 256", g->tile_n);
+    if (g->tile_n != 0 && g->tile_n != 128 && g->tile_n != 192 &&
+        (g->tile_n != 256 || is_swiglu_backward(g))) {
+        return epo_fail(EPO_E_ARG,
+                        "epo_gg: tile_n found %d, allowed 0, 128, 192 and, but for "
+                        "SwiGLU's backward, 256",
+                        g->tile_n);
     }
-    if (g->group_m < 0 || g->skew < -1 || g->skew > 3) {
-        return epo_fail(EPO_E_ARG, "epo_gg: group_m %d, skew %d; allowed from 0, -1..3", g->group_m,
-                        g->skew);
+    if (g->group_m < 0) {
+        return epo_fail(EPO_E_ARG, "epo_gg: group_m found %d, allowed from 0", g->group_m);
     }
     *path = found;
     set_params(g, found, p);
@@ -269,7 +272,7 @@ static encode_fn find_encode(void) {
     return err == cudaSuccess && found == cudaDriverEntryPointSuccess ? (encode_fn)fn : NULL;
 }
 
-/* [z][y][x] of 16-bit elements, read in boxes of box_x by box_y. */
+/* [z][y][x] of 16-bit elements, read in boxes of box_y lines of 128 bytes. */
 static epo_status make_map(encode_fn encode, int type, const void *base, uint64_t x, uint64_t y,
                            uint64_t z, uint32_t box_y, CUtensorMap *map) {
     cuuint64_t size[3] = {x, y, z};
@@ -289,26 +292,29 @@ static epo_status make_map(encode_fn encode, int type, const void *base, uint64_
     return EPO_OK;
 }
 
-static epo_status make_maps(const epo_gg *g, const gg_params *p, CUtensorMap *a, CUtensorMap *b) {
+static uint64_t at_least_one(int32_t x) { return x > 0 ? (uint64_t)x : 1; }
+
+/* Without rows nothing is read, but a map needs an address. */
+static epo_status make_maps(const epo_gg *g, const gg_params *p, gg_maps *maps) {
     encode_fn encode = find_encode();
     if (encode == NULL) {
         return epo_fail(EPO_E_SYSTEM, "the driver has no cuTensorMapEncodeTiled; 525 or newer is "
                                       "needed");
     }
-    /* Without rows nothing is read, but a map needs an address. */
-    const void *base_a = p->rows > 0 ? g->a : g->workspace;
-    const void *base_b = p->rows > 0 || g->kind != EPO_GG_WGRAD ? g->b : g->workspace;
-    epo_status st = make_map(encode, (int)g->type, base_a, (uint64_t)p->lda,
-                             p->a_rows > 0 ? (uint64_t)p->a_rows : 1, 1, 64, a);
+    bool wgrad = g->kind == EPO_GG_WGRAD;
+    const void *a = p->rows > 0 ? g->a : g->workspace;
+    const void *b = p->rows > 0 || !wgrad ? g->b : g->workspace;
+    epo_status st = make_map(encode, (int)g->type, a, (uint64_t)p->lda, at_least_one(p->a_rows), 1,
+                             64, &maps->a);
     if (st != EPO_OK) {
         return st;
     }
-    if (g->kind == EPO_GG_WGRAD) {
-        return make_map(encode, (int)g->type, base_b, (uint64_t)g->k,
-                        p->b_rows > 0 ? (uint64_t)p->b_rows : 1, 1, 64, b);
+    if (wgrad) {
+        return make_map(encode, (int)g->type, b, (uint64_t)g->k, at_least_one(p->b_rows), 1, 64,
+                        &maps->b);
     }
-    return make_map(encode, (int)g->type, base_b, (uint64_t)g->k, (uint64_t)g->n,
-                    (uint64_t)g->experts, g->kind == EPO_GG_FORWARD ? (uint32_t)p->tile_n : 64, b);
+    return make_map(encode, (int)g->type, b, (uint64_t)g->k, (uint64_t)g->n, (uint64_t)g->experts,
+                    g->kind == EPO_GG_FORWARD ? (uint32_t)p->tile_n : 64, &maps->b);
 }
 
 /* ---- launches -------------------------------------------------------------- */
@@ -376,10 +382,10 @@ static epo_status run(const epo_gg *g, int path, gg_params *p, bool early, void 
         return st;
     }
     gg_kernel kernel = find_kernel(g, path);
-    CUtensorMap map_a, map_b;
-    void *args[3] = {p, &map_a, &map_b};
+    gg_maps maps;
+    void *args[2] = {p, &maps};
     if (path == EPO_GG_SM90) {
-        st = make_maps(g, p, &map_a, &map_b);
+        st = make_maps(g, p, &maps);
         if (st == EPO_OK) {
             st = cuda_status(cudaFuncSetAttribute(kernel.function,
                                                   cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -19,7 +19,7 @@ typedef struct gg_kernel {
 
 /* Arguments: gg_params. */
 const void *gg_prepare_kernel(void);
-/* Arguments: gg_params, CUtensorMap a, CUtensorMap b.  function == NULL: no such
+/* Arguments: gg_params, gg_maps.  function == NULL: no such
  * kernel. */
 gg_kernel gg_sm90_kernel_bf16(int kind, int fuse, int tile_n);
 gg_kernel gg_sm90_kernel_f16(int kind, int fuse, int tile_n);

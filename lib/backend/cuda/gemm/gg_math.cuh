@@ -10,8 +10,7 @@
 
 namespace gg {
 
-constexpr int kBarSkew = 1;
-constexpr int kBarGroup = 2; /* + warpgroup */
+constexpr int kBarGroup = 1; /* + warpgroup */
 
 /* WGRAD: lines of the last block that lie behind the expert's rows become zeros in
  * both operands (0 times NaN is NaN).  Each warpgroup clears its own box of A and
@@ -30,28 +29,29 @@ __device__ __forceinline__ void clear_tail(const shared<C> &s, int stage, int gr
     bar_sync(kBarGroup + group, 128);
 }
 
-/* The warpgroups take turns: the second begins p.skew blocks of K behind the first
- * and stays behind, so that one's epilogue runs under the other's products. */
-struct skew {
-    int left; /* blocks until the second may begin; -1: done */
-    __device__ __forceinline__ void block_begins(int group) {
-        if (left >= 0 && group == 0 && left-- == 0) {
-            bar_arrive(kBarSkew, 256);
+/* What the warp's epilogue will read, fetched into L2 a few blocks ahead: not
+ * earlier, the operands that stream through would push it out again. */
+constexpr int kPrefetchBlocks = 6;
+
+template <class C>
+__device__ __forceinline__ void prefetch_old(const gg_params &p, const tile &t, int warp) {
+    constexpr bool kBack = C::kKind == EPO_GG_DGRAD && C::kFuse == EPO_GG_SWIGLU;
+    if ((C::kWgrad && p.accumulate) || kBack) {
+        place w = place_of<C>(p, t, warp);
+        int lane = threadIdx.x & 31;
+        int size = C::kWgrad && p.c_type == EPO_F32 ? 4 : 2;
+        uint32_t bytes = (uint32_t)(min(C::kTileN, w.cols) * size);
+        if ((lane & 15) < w.rows) {
+            int64_t row = w.row + (lane & 15);
+            if (kBack) { /* gate by the lower lanes, up by the upper */
+                l2_prefetch((const char *)p.h + ((2 * row + (lane >> 4)) * p.n + w.col) * size,
+                            bytes);
+            } else if (lane < 16) {
+                l2_prefetch((const char *)p.c + (row * p.n + w.col) * size, bytes);
+            }
         }
     }
-    __device__ __forceinline__ void tile_begins(int group) {
-        if (left >= 0 && group == 1) {
-            bar_sync(kBarSkew, 256);
-            left = -1;
-        }
-    }
-    __device__ __forceinline__ void tile_ends(int group) {
-        if (left >= 0 && group == 0) {
-            bar_arrive(kBarSkew, 256);
-            left = -1;
-        }
-    }
-};
+}
 
 template <class C>
 __device__ __forceinline__ void multiply_block(const shared<C> &s, int stage, int group,
@@ -70,13 +70,16 @@ __device__ __forceinline__ void multiply_block(const shared<C> &s, int stage, in
 /* All blocks of K of one tile.  A stage is given back when the products of the
  * block behind it have been issued and its own are done. */
 template <class C>
-__device__ __forceinline__ void multiply_tile(const shared<C> &s, ring<C::kStages> &from,
-                                              int blocks, int tail, int group, skew &turn,
-                                              float (&acc)[C::kAcc]) {
+__device__ __forceinline__ void multiply_tile(const gg_params &p, const shared<C> &s,
+                                              ring<C::kStages> &from, const tile &t, int blocks,
+                                              int group, float (&acc)[C::kAcc]) {
     int before = -1;
+    int tail = C::kWgrad ? t.rows % kTileK : 0;
     pin(acc);
     for (int i = 0; i < blocks; i++) {
-        turn.block_begins(group);
+        if (i == max(blocks - kPrefetchBlocks, 0)) {
+            prefetch_old<C>(p, t, group * 4 + ((threadIdx.x >> 5) & 3));
+        }
         mbar_wait(s.full(from.index), from.parity);
         if (C::kWgrad && i == blocks - 1 && tail != 0) {
             clear_tail(s, from.index, group, tail);
@@ -109,30 +112,28 @@ __device__ __forceinline__ void pass_tile(const shared<C> &s, ring<C::kStages> &
     }
 }
 
-template <class C> __device__ void math(const gg_params &p, const shared<C> &s, int group) {
+template <class C>
+__device__ void math(const gg_params &p, const shared<C> &s, int group) {
     ring<kSlots> at;
     ring<C::kStages> from;
-    skew turn = {p.skew > 0 ? p.skew : -1};
     while (true) {
         mbar_wait(s.known(at.index), at.parity);
         tile t = slot_read(s, at);
         if (t.expert < 0) {
-            return;
+            break;
         }
         int blocks = tile_blocks<C>(p, t);
         bool mine = tile_height<C>(p, t) > group * 64;
         float acc[C::kAcc];
-        turn.tile_begins(group);
         if (mine) {
 #pragma unroll
             for (int i = 0; i < C::kAcc; i++) {
                 acc[i] = 0.0f;
             }
-            multiply_tile(s, from, blocks, C::kWgrad ? t.rows % kTileK : 0, group, turn, acc);
+            multiply_tile(p, s, from, t, blocks, group, acc);
         } else {
             pass_tile(s, from, blocks);
         }
-        turn.tile_ends(group);
         __syncwarp();
         if ((threadIdx.x & 31) == 0) {
             mbar_arrive(s.used(at.index));

@@ -6,6 +6,7 @@
 #ifndef EPO_BACKEND_CUDA_GEMM_GG_PARAMS_H
 #define EPO_BACKEND_CUDA_GEMM_GG_PARAMS_H
 
+#include <cuda.h>
 #include <stdint.h>
 
 #include "grouped_gemm.h"
@@ -54,9 +55,13 @@ typedef struct gg_params {
     int32_t rows, a_rows, b_rows;
     int32_t tile_m, tile_n; /* of the output as the scheduler counts it */
     int32_t group_m;        /* row tiles that share a pass over the columns */
-    int32_t skew;           /* k-blocks between the two consumer warpgroups */
     int32_t tiles_n;
     int32_t arrived_words;
 } gg_params;
+
+/* The operands, as the sm_90 kernels load them. */
+typedef struct gg_maps {
+    CUtensorMap a, b;
+} gg_maps;
 
 #endif

@@ -14,28 +14,28 @@ namespace gg {
 
 template <class C>
 __device__ __forceinline__ void barriers_init(const gg_params &p, const shared<C> &s) {
-    bool gathers = p.a_index != nullptr || p.b_index != nullptr;
+    bool more = gathers(p);
     for (int i = 0; i < C::kStages; i++) {
-        mbar_init(s.full(i), 1 + (gathers ? kGatherThreads : 0));
+        mbar_init(s.full(i), 1 + more);
         mbar_init(s.empty(i), 8);
+        mbar_init(s.copied(i), 32);
     }
     for (int i = 0; i < kSlots; i++) {
         mbar_init(s.known(i), 1);
-        mbar_init(s.used(i), 9 + (gathers ? 2 : 0));
+        mbar_init(s.used(i), 9 + 2 * more);
     }
     mbar_init_fence();
 }
 
 template <class C>
 __global__ void __launch_bounds__(kThreads, 1)
-    sm90_kernel(const __grid_constant__ gg_params p, const __grid_constant__ CUtensorMap map_a,
-                const __grid_constant__ CUtensorMap map_b) {
+    sm90_kernel(const __grid_constant__ gg_params p, const __grid_constant__ gg_maps m) {
     extern __shared__ __align__(1024) uint8_t raw[];
     shared<C> s = {(smem_addr(raw) + 1023) & ~1023u};
     int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);
     if (threadIdx.x == 0) {
-        tma_prefetch_map(&map_a);
-        tma_prefetch_map(&map_b);
+        tma_prefetch_map(&m.a);
+        tma_prefetch_map(&m.b);
         barriers_init(p, s);
     }
     __syncthreads();
@@ -44,12 +44,16 @@ __global__ void __launch_bounds__(kThreads, 1)
         regs_less<kFeedRegs>();
         if (warp == 0) {
             if ((threadIdx.x & 31) == 0) {
-                feed_tma(p, s, &map_a, &map_b);
+                feed_tma(p, s, m);
             }
         } else if (warp == 1) {
             feed_tiles(p, s);
-        } else if (p.a_index != nullptr || p.b_index != nullptr) {
-            feed_gather(p, s);
+        } else if (gathers(p)) {
+            if (warp == 3) {
+                feed_gather(p, s);
+            } else if ((threadIdx.x & 31) == 0) {
+                feed_relay(p, s);
+            }
         }
     } else {
         regs_more<kMathRegs>();
@@ -68,7 +72,11 @@ template <int kKind, int kFuse, class T> gg_kernel sm90_width(int tile_n) {
     if (tile_n == 128) {
         return sm90_entry<config<kKind, kFuse, T, 128>>();
     }
-    return sm90_entry<config<kKind, kFuse, T, 256>>();
+    if constexpr (kKind == EPO_GG_DGRAD && kFuse == EPO_GG_SWIGLU) {
+        return gg_kernel{};
+    } else {
+        return sm90_entry<config<kKind, kFuse, T, 256>>();
+    }
 }
 template <class T> gg_kernel sm90_find(int kind, int fuse, int tile_n) {
     if (kind == EPO_GG_WGRAD) {

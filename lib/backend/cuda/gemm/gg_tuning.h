@@ -9,12 +9,12 @@
 
 typedef struct gg_tuned {
     int kind, fuse, n, k;
-    int tile_n, group_m, skew;
+    int tile_n, group_m;
 } gg_tuned;
 
-/* kind, fuse, n, k, tile_n, group_m, skew */
+/* kind, fuse, n, k, tile_n, group_m */
 static const gg_tuned gg_tuning[] = {
-    {0, 0, 1536, 2048, 256, 8, 2},
+    {0, 0, 1536, 2048, 256, 8},
 };
 
 #endif

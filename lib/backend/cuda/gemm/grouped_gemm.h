@@ -103,10 +103,9 @@ typedef struct epo_gg {
     uint32_t *error;   /* |= EPO_GG_ERROR_*; may be NULL */
     epo_gg_path path;
     /* For tuning, the same in prepare and run; 0: as the table says.  Columns of a
-     * tile (128, 192, 256), row tiles that pass over the columns together, blocks of
-     * K between the two halves of a tile (-1: none).  The last two never change a
-     * result. */
-    int tile_n, group_m, skew;
+     * tile (128, 192, 256; only the sums of row_dweight depend on it), row tiles that
+     * pass over the columns together. */
+    int tile_n, group_m;
     void *workspace;
     uint64_t workspace_bytes;
 } epo_gg;
