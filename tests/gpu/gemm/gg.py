@@ -26,7 +26,7 @@ class Gg(c.Structure):
                 ("act", c.c_void_p), ("row_dweight", c.c_void_p), ("ready", Ready),
                 ("sms", c.c_int), ("sm_limit", c.c_void_p), ("spin_ns", c.c_void_p),
                 ("error", c.c_void_p), ("path", c.c_int), ("tile_n", c.c_int),
-                ("group_m", c.c_int), ("workspace", c.c_void_p),
+                ("group_m", c.c_int), ("cluster", c.c_int), ("workspace", c.c_void_p),
                 ("workspace_bytes", c.c_uint64)]
 
 

@@ -180,6 +180,7 @@ static void draw_case(dice *r, test_case *t, int seed, bool sm90) {
     bool back = g->kind == EPO_GG_DGRAD && g->fuse == EPO_GG_SWIGLU;
     g->tile_n = r->chance(40) ? 0 : 128 + 64 * r->upto(back ? 1 : 2);
     g->group_m = r->upto(9);
+    g->cluster = r->upto(2);
     draw_rows(r, t);
     t->a_width = g->kind == EPO_GG_FORWARD ? g->k : g->n;
     t->b_width = g->k;
@@ -363,6 +364,7 @@ static bool check_bits(const test_case *t, buffers *d, dice *r, cudaStream_t oth
         g.tile_n = 128 + 64 * r->upto(g.kind == EPO_GG_DGRAD && g.fuse == EPO_GG_SWIGLU ? 1 : 2);
     }
     g.group_m = 1 + r->upto(9);
+    g.cluster = 1 + r->upto(1);
     bool ok = true;
     if (r->chance(50)) {
         int cut = r->upto(g.count);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures tile width and row-tile group for the shapes of known models and
+"""Measures tile width, row-tile group and cluster for the shapes of known models and
 writes lib/backend/cuda/gemm/gg_tuning.h.
 
   tune.py LIBRARY [--shape Q,gptoss,...] [--quick] [--write FILE]
@@ -20,8 +20,8 @@ SHAPES = {
 }
 HEAD = """/* SPDX-License-Identifier: Apache-2.0
  *
- * gg_tuning.h - tile width and row tiles that pass over the columns together, as
- * measured.  Written by tests/gpu/gemm/tune.py; shapes that are not listed take the
+ * gg_tuning.h - tile width, row tiles that pass over the columns together and
+ * cluster, as measured.  Written by tests/gpu/gemm/tune.py; shapes that are not listed take the
  * width that wastes the fewest columns.
  */
 #ifndef EPO_BACKEND_CUDA_GEMM_GG_TUNING_H
@@ -29,10 +29,10 @@ HEAD = """/* SPDX-License-Identifier: Apache-2.0
 
 typedef struct gg_tuned {
     int kind, fuse, n, k;
-    int tile_n, group_m;
+    int tile_n, group_m, cluster;
 } gg_tuned;
 
-/* kind, fuse, n, k, tile_n, group_m */
+/* kind, fuse, n, k, tile_n, group_m, cluster */
 static const gg_tuned gg_tuning[] = {
 """
 
@@ -67,12 +67,12 @@ def calls(lib, name, per):
 
 
 def tune(call, label, quick):
-    """Best (tile_n, group_m): the width first, the other for that width."""
+    """Best (tile_n, group_m, cluster): width and cluster first, then the group."""
     g = call.g
 
-    def variant(tile_n, group_m):
+    def variant(tile_n, group_m, cluster):
         def go():
-            g.tile_n, g.group_m = tile_n, group_m
+            g.tile_n, g.group_m, g.cluster = tile_n, group_m, cluster
             call.launch()
         return go
 
@@ -80,17 +80,17 @@ def tune(call, label, quick):
         t, spread = gg.measure({o: variant(*o) for o in options}, rounds=9, burst=2)
         order = sorted(t, key=t.get)
         flops = 2.0 * g.rows * g.n * g.k
-        print(f"  {label:14s}", "  ".join(f"{o[0]}/{o[1]}: {flops / t[o] * 1e-6:.0f}"
+        print(f"  {label:14s}", "  ".join(f"{o[0]}/{o[1]}/{o[2]}: {flops / t[o] * 1e-6:.0f}"
                                          for o in order[:6]),
               f"  worst {flops / t[order[-1]] * 1e-6:.0f} TFLOP/s,"
               f" spread {max(spread.values()):.1%}", flush=True)
         return order[0]
 
     widest = 192 if g.kind == gg.DGRAD and g.fuse else 256
-    widths = best([(w, 8) for w in (256, 192, 128) if w <= widest])
+    widths = best([(w, 8, c) for w in (256, 192, 128) for c in (1, 2) if w <= widest])
     if quick:
         return widths
-    return best([(widths[0], m) for m in (2, 4, 8, 16)])
+    return best([(widths[0], m, widths[2]) for m in (2, 4, 8, 16)])
 
 
 def main():
@@ -107,9 +107,9 @@ def main():
         print(name)
         lines.append(f"    /* {name} */\n")
         for label, call in calls(lib, name, args.rows or SHAPES[name][3]):
-            t, m = tune(call, label, args.quick)
+            t, m, c = tune(call, label, args.quick)
             g = call.g
-            lines.append(f"    {{{g.kind}, {g.fuse}, {g.n}, {g.k}, {t}, {m}}},\n")
+            lines.append(f"    {{{g.kind}, {g.fuse}, {g.n}, {g.k}, {t}, {m}, {c}}},\n")
         torch.cuda.empty_cache()
     if args.write:
         with open(args.write, "w", encoding="ascii") as f:

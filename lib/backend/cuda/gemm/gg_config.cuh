@@ -39,7 +39,7 @@ template <int kKind_, int kFuse_, class T_, int kTileN_> struct config {
     static constexpr int kStages = kTileN == 128 ? 6 : 4;
     static constexpr int kBytesA = 2 * kBox;
     static constexpr int kBytesB = kTileN * 128;
-    static constexpr int kPartsB = kTransB ? kTileN / 64 : (kGated ? 2 : 1);
+    static constexpr int kPartsB = kTransB ? kTileN / 64 : 2;
     /* Advance of one wgmma's 16 K values, in descriptor units of 16 bytes. */
     static constexpr int kStepA = kTransA ? 16 * 128 / 16 : 2;
     static constexpr int kStepB = kTransB ? 16 * 128 / 16 : 2;
@@ -107,19 +107,22 @@ template <class C>
 __device__ __forceinline__ tile slot_read(const shared<C> &s, const ring<kSlots> &at) {
     uint4 lo = lds16(s.slot(at.index)), hi = lds16(s.slot(at.index) + 16);
     tile t;
-    t.expert = (int)lo.x;
-    t.row = (int)lo.y;
-    t.rows = (int)lo.z;
-    t.m = (int)lo.w;
-    t.n = (int)hi.x;
-    t.row_tile = (int)hi.y;
+    t.expert = (int)lo.x, t.row = (int)lo.y, t.rows = (int)lo.z, t.m = (int)lo.w;
+    t.n = (int)hi.x, t.row_tile = (int)hi.y, t.share = (int)hi.z, t.live = (int)hi.w;
     return t;
 }
+/* `there`: the shared memory of the block that it is for. */
 template <class C>
-__device__ __forceinline__ void slot_write(const shared<C> &s, const ring<kSlots> &at,
+__device__ __forceinline__ void slot_write(const shared<C> &there, const ring<kSlots> &at,
                                            const tile &t) {
-    sts16(s.slot(at.index), make_uint4(t.expert, t.row, t.rows, t.m));
-    sts16(s.slot(at.index) + 16, make_uint4(t.n, t.row_tile, 0, 0));
+    cluster_store16(there.slot(at.index), make_uint4(t.expert, t.row, t.rows, t.m));
+    cluster_store16(there.slot(at.index) + 16, make_uint4(t.n, t.row_tile, t.share, t.live));
+    cluster_announce(there.known(at.index));
+}
+/* The same shared memory in block `rank` of the cluster. */
+template <class C> __device__ __forceinline__ shared<C> shared_of(const shared<C> &s, int rank) {
+    shared<C> there = {cluster_addr(s.base, (uint32_t)rank)};
+    return there;
 }
 
 } /* namespace gg */

@@ -10,27 +10,29 @@
 
 namespace gg {
 
-/* Warp 1: takes tiles, one ahead of the one computed, and tells the others. */
+/* Warp 1 of the cluster's first block: takes tiles, one ahead of the one computed, and
+ * tells all. */
 template <class C> __device__ void feed_tiles(const gg_params &p, const shared<C> &s) {
     ring<kSlots> at;
     int hint = 0;
     uint64_t spin = 0;
     bool more = true;
     int lane = threadIdx.x & 31;
+    shared<C> there = shared_of(s, min(lane, p.cluster - 1));
     if (lane == 0) {
-        atomicAdd(&p.ws[GG_WS_ACTIVE], 1);
+        atomicAdd(&p.ws[GG_WS_ACTIVE], p.cluster);
     }
     while (more) {
         tile t;
-        mbar_wait(s.used(at.index), at.parity ^ 1);
+        cluster_wait(s.used(at.index), at.parity ^ 1);
         more = tile_next(p, t, hint, spin);
         if (!more) {
             t.expert = -1;
         }
-        if (lane == 0) {
-            slot_write(s, at, t);
-            mbar_arrive(s.known(at.index));
+        if (lane < p.cluster) {
+            slot_write(there, at, t);
         }
+        __syncwarp();
         at.next();
     }
     if (lane == 0 && spin != 0 && p.spin_ns != nullptr) {
@@ -38,28 +40,46 @@ template <class C> __device__ void feed_tiles(const gg_params &p, const shared<C
     }
 }
 
+/* A reader's next tile; read and given back by one lane or by a whole warp. */
+template <class C>
+__device__ __forceinline__ tile tile_wait(const shared<C> &s, const ring<kSlots> &at) {
+    cluster_wait(s.known(at.index), at.parity);
+    return slot_read(s, at);
+}
+
 template <class C>
 __device__ __forceinline__ void load_a(const gg_params &p, const shared<C> &s, int stage,
-                                       const CUtensorMap *map, const tile &t, int block,
-                                       int boxes) {
+                                       const CUtensorMap *map, const tile &t, int block, int boxes,
+                                       int rank) {
     for (int i = 0; i < boxes; i++) {
+        uint32_t dst = s.a(stage) + i * kBox;
         int x = C::kWgrad ? t.m * kTileM + i * 64 : block * kTileK;
         int y = C::kWgrad ? t.row + block * kTileK : t.row + i * 64;
-        tma_load(s.a(stage) + i * kBox, map, s.full(stage), x, y, 0);
+        if (t.share != kShareA) {
+            tma_load(dst, map, s.full(stage), x, y, 0);
+        } else if (i == rank) {
+            tma_load_both(dst, map, s.full(stage), x, y, 0);
+        }
     }
 }
 template <class C>
 __device__ __forceinline__ void load_b(const gg_params &p, const shared<C> &s, int stage,
-                                       const CUtensorMap *map, const tile &t, int block) {
+                                       const CUtensorMap *map, const tile &t, int block, int rank) {
+    int col = t.n * p.tile_n;
 #pragma unroll
     for (int i = 0; i < C::kPartsB; i++) {
         uint32_t dst = s.b(stage) + i * (C::kBytesB / C::kPartsB);
-        int col = t.n * p.tile_n;
-        if (C::kTransB) {
-            int y = C::kWgrad ? t.row + block * kTileK : block * kTileK;
-            tma_load(dst, map, s.full(stage), col + i * 64, y, C::kWgrad ? 0 : t.expert);
-        } else { /* gate rows, then up rows */
-            tma_load(dst, map, s.full(stage), block * kTileK, i * (p.n / 2) + col, t.expert);
+        int x = col + i * 64;
+        int y = C::kWgrad ? t.row + block * kTileK : block * kTileK;
+        if (!C::kTransB) { /* two halves; SwiGLU: gate rows, up rows */
+            x = block * kTileK;
+            y = col + i * (C::kGated ? p.n / 2 : C::kTileN / 2);
+        }
+        int z = C::kWgrad ? 0 : t.expert;
+        if (t.share != kShareB) {
+            tma_load(dst, map, s.full(stage), x, y, z);
+        } else if (i % 2 == rank) {
+            tma_load_both(dst, map, s.full(stage), x, y, z);
         }
     }
 }
@@ -69,27 +89,28 @@ template <class C>
 __device__ void feed_tma(const gg_params &p, const shared<C> &s, const gg_maps &m) {
     ring<kSlots> at;
     ring<C::kStages> to;
+    shared<C> first = shared_of(s, 0);
+    int rank = (int)cluster_rank();
     while (true) {
-        mbar_wait(s.known(at.index), at.parity);
-        tile t = slot_read(s, at);
-        mbar_arrive(s.used(at.index));
+        tile t = tile_wait(s, at);
+        cluster_arrive(first.used(at.index));
         at.next();
         if (t.expert < 0) {
             return;
         }
         if (p.ready.flag != nullptr) {
-            fence_async(); /* the rows were written by others' ordinary stores */
+            fence_async_global(); /* the rows were written by others' ordinary stores */
         }
         int boxes = p.a_index != nullptr ? 0 : (tile_height<C>(p, t) > 64 ? 2 : 1);
-        bool with_b = p.b_index == nullptr;
+        bool with_b = p.b_index == nullptr && t.live;
         uint32_t bytes = boxes * kBox + (with_b ? C::kBytesB : 0);
         int blocks = tile_blocks<C>(p, t);
         for (int i = 0; i < blocks; i++) {
             mbar_wait(s.empty(to.index), to.parity ^ 1);
             mbar_expect(s.full(to.index), bytes);
-            load_a(p, s, to.index, &m.a, t, i, boxes);
+            load_a(p, s, to.index, &m.a, t, i, boxes, rank);
             if (with_b) {
-                load_b(p, s, to.index, &m.b, t, i);
+                load_b(p, s, to.index, &m.b, t, i, rank);
             }
             to.next();
         }
@@ -97,40 +118,52 @@ __device__ void feed_tma(const gg_params &p, const shared<C> &s, const gg_maps &
 }
 
 /* Where the lines of a gathered box come from: a warp keeps 32 * kWords row numbers,
- * lane l those of the lines l, 32+l, ..; -1: zeros. */
+ * lane l those of the lines l, 32+l, ..  Eight lanes copy the 128 bytes of a line: this
+ * lane has a part of the lines 4*i + l/8, and bit i of `valid` says whether there is
+ * such a row; else it writes zeros. */
 template <int kWords> struct gather_index {
     int from[kWords];
+    uint32_t valid;
     __device__ __forceinline__ void load(const int32_t *index, int row, int rows, int limit) {
+        int lane = threadIdx.x & 31;
+        valid = 0;
 #pragma unroll
         for (int i = 0; i < kWords; i++) {
-            int line = 32 * i + (threadIdx.x & 31);
-            int r = line < rows ? index[row + line] : -1;
-            from[i] = r < limit ? r : -1;
+            int r = 32 * i + lane < rows ? index[row + 32 * i + lane] : -1;
+            bool there = r >= 0 && r < limit;
+            uint32_t all = __ballot_sync(0xffffffffu, there) >> (lane >> 3);
+            from[i] = there ? r : 0;
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                valid |= (all >> (4 * j) & 1u) << (8 * i + j);
+            }
         }
     }
 };
 
-/* Eight lanes copy the 128 bytes of a line, to the places that TMA would take; 32 *
- * kWords lines, columns from `col` on, zeros behind `width`. */
+/* 32 * kWords lines to the places that TMA would take, columns from `col` on, zeros
+ * behind `width`.  One warp does all of a block, so every instruction counts. */
 template <class T, int kWords>
 __device__ __forceinline__ void gather_box(const gather_index<kWords> &index, uint32_t box,
                                            const void *base, int64_t ld, int col, int width) {
     int lane = threadIdx.x & 31;
     int part = lane & 7, line = lane >> 3;
-    bool in = col + part * 8 < width;
     const T *src = (const T *)base + col + part * 8;
+    uint32_t pitch = (uint32_t)ld * (uint32_t)sizeof(T);
+    uint32_t valid = col + part * 8 < width ? index.valid : 0;
+    uint32_t even = box + line * 128 + ((part ^ line) << 4);
+    uint32_t odd = box + line * 128 + ((part ^ (line + 4)) << 4);
 #pragma unroll
     for (int i = 0; i < kWords; i++) {
-        int from[8]; /* all first: a shuffle's result takes its time */
+        uint32_t from[8]; /* all first: a shuffle's result takes its time */
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            from[j] = __shfl_sync(0xffffffffu, index.from[i], j * 4 + line);
+            from[j] = __shfl_sync(0xffffffffu, (uint32_t)index.from[i], j * 4 + line);
         }
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            int at = 32 * i + 4 * j + line;
-            cp_async16(box + at * 128 + ((part ^ (at & 7)) << 4),
-                       src + (int64_t)max(from[j], 0) * ld, in && from[j] >= 0);
+            cp_async16((j % 2 ? odd : even) + (32 * i + 4 * j) * 128,
+                       (const char *)src + (uint64_t)from[j] * pitch, valid >> (8 * i + j) & 1u);
         }
     }
 }
@@ -165,12 +198,12 @@ __device__ __forceinline__ void gather_block(const gg_params &p, const shared<C>
 template <class C> __device__ void feed_gather(const gg_params &p, const shared<C> &s) {
     ring<kSlots> at;
     ring<C::kStages> to;
+    shared<C> first = shared_of(s, 0);
     while (true) {
-        mbar_wait(s.known(at.index), at.parity);
-        tile t = slot_read(s, at);
+        tile t = tile_wait(s, at);
         __syncwarp();
         if ((threadIdx.x & 31) == 0) {
-            mbar_arrive(s.used(at.index));
+            cluster_arrive(first.used(at.index));
         }
         at.next();
         if (t.expert < 0) {
@@ -183,7 +216,9 @@ template <class C> __device__ void feed_gather(const gg_params &p, const shared<
         int blocks = tile_blocks<C>(p, t);
         for (int i = 0; i < blocks; i++) {
             mbar_wait(s.empty(to.index), to.parity ^ 1);
-            gather_block(p, s, to.index, t, i, rows);
+            if (t.live) {
+                gather_block(p, s, to.index, t, i, rows);
+            }
             cp_arrive(s.copied(to.index));
             to.next();
         }
@@ -197,10 +232,10 @@ template <class C> __device__ void feed_gather(const gg_params &p, const shared<
 template <class C> __device__ void feed_relay(const gg_params &p, const shared<C> &s) {
     ring<kSlots> at;
     ring<C::kStages> to;
+    shared<C> first = shared_of(s, 0);
     while (true) {
-        mbar_wait(s.known(at.index), at.parity);
-        tile t = slot_read(s, at);
-        mbar_arrive(s.used(at.index));
+        tile t = tile_wait(s, at);
+        cluster_arrive(first.used(at.index));
         at.next();
         if (t.expert < 0) {
             return;

@@ -161,6 +161,13 @@ static void set_shape(const epo_gg *g, int path, gg_params *p) {
     int columns = is_swiglu_forward(g) ? g->n / 2 : p->n;
     p->tiles_n = (columns + p->tile_n - 1) / p->tile_n;
     const gg_tuned *tuned = find_tuned(g);
+    p->cluster = 1;
+    if (path == EPO_GG_SM90) {
+        /* fp32 gradients in place are bound by memory, not by what is read twice. */
+        bool in_place = p->accumulate && p->c_type == EPO_F32;
+        int best = tuned != NULL ? tuned->cluster : 2;
+        p->cluster = g->cluster != 0 ? g->cluster : (in_place ? 1 : best);
+    }
     p->group_m = g->group_m != 0 ? g->group_m : (tuned != NULL ? tuned->group_m : 8);
     p->lda = g->kind == EPO_GG_FORWARD ? g->k : g->n;
     p->ldb = g->k;
@@ -244,8 +251,9 @@ static epo_status make_params(const epo_gg *g, int *path, gg_params *p) {
                         "SwiGLU's backward, 256",
                         g->tile_n);
     }
-    if (g->group_m < 0) {
-        return epo_fail(EPO_E_ARG, "epo_gg: group_m found %d, allowed from 0", g->group_m);
+    if (g->group_m < 0 || g->cluster < 0 || g->cluster > 2) {
+        return epo_fail(EPO_E_ARG, "epo_gg: group_m %d, cluster %d; allowed from 0, 0..2",
+                        g->group_m, g->cluster);
     }
     *path = found;
     set_params(g, found, p);
@@ -272,18 +280,21 @@ static encode_fn find_encode(void) {
     return err == cudaSuccess && found == cudaDriverEntryPointSuccess ? (encode_fn)fn : NULL;
 }
 
-/* [z][y][x] of 16-bit elements, read in boxes of box_y lines of 128 bytes. */
+/* [z][y][x], read or written in boxes of box_y lines of 128 bytes. */
 static epo_status make_map(encode_fn encode, int type, const void *base, uint64_t x, uint64_t y,
                            uint64_t z, uint32_t box_y, CUtensorMap *map) {
+    bool f32 = type == EPO_F32;
+    uint64_t bytes = f32 ? 4 : 2;
     cuuint64_t size[3] = {x, y, z};
-    cuuint64_t pitch[2] = {x * 2, x * y * 2};
-    cuuint32_t box[3] = {64, box_y, 1};
+    cuuint64_t pitch[2] = {x * bytes, x * y * bytes};
+    cuuint32_t box[3] = {f32 ? 32 : 64, box_y, 1};
     cuuint32_t step[3] = {1, 1, 1};
-    CUresult err = encode(
-        map, type == EPO_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        3, (void *)base, size, pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    CUtensorMapDataType name = f32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                   : (type == EPO_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                       : CU_TENSOR_MAP_DATA_TYPE_FLOAT16);
+    CUresult err = encode(map, name, 3, (void *)base, size, pitch, box, step,
+                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (err != CUDA_SUCCESS) {
         return epo_fail(EPO_E_SYSTEM, "cuTensorMapEncodeTiled: error %d for %llu x %llu x %llu",
                         (int)err, (unsigned long long)z, (unsigned long long)y,
@@ -294,14 +305,11 @@ static epo_status make_map(encode_fn encode, int type, const void *base, uint64_
 
 static uint64_t at_least_one(int32_t x) { return x > 0 ? (uint64_t)x : 1; }
 
-/* Without rows nothing is read, but a map needs an address. */
-static epo_status make_maps(const epo_gg *g, const gg_params *p, gg_maps *maps) {
-    encode_fn encode = find_encode();
-    if (encode == NULL) {
-        return epo_fail(EPO_E_SYSTEM, "the driver has no cuTensorMapEncodeTiled; 525 or newer is "
-                                      "needed");
-    }
+/* The operands.  Without rows nothing is read, but a map needs an address. */
+static epo_status make_inputs(encode_fn encode, const epo_gg *g, const gg_params *p,
+                              gg_maps *maps) {
     bool wgrad = g->kind == EPO_GG_WGRAD;
+    int width = epo_gg_tile_n(g);
     const void *a = p->rows > 0 ? g->a : g->workspace;
     const void *b = p->rows > 0 || !wgrad ? g->b : g->workspace;
     epo_status st = make_map(encode, (int)g->type, a, (uint64_t)p->lda, at_least_one(p->a_rows), 1,
@@ -314,7 +322,36 @@ static epo_status make_maps(const epo_gg *g, const gg_params *p, gg_maps *maps) 
                         &maps->b);
     }
     return make_map(encode, (int)g->type, b, (uint64_t)g->k, (uint64_t)g->n, (uint64_t)g->experts,
-                    g->kind == EPO_GG_FORWARD ? (uint32_t)p->tile_n : 64, &maps->b);
+                    g->kind == EPO_GG_FORWARD ? (uint32_t)width / 2 : 64, &maps->b);
+}
+
+/* What the warps send, 16 rows at a time. */
+static epo_status make_outputs(encode_fn encode, const epo_gg *g, const gg_params *p,
+                               gg_maps *maps) {
+    if (g->kind == EPO_GG_WGRAD) {
+        return make_map(encode, p->c_type, g->c, (uint64_t)g->k, (uint64_t)g->n,
+                        (uint64_t)g->experts, 16, &maps->c);
+    }
+    uint64_t width = is_swiglu_forward(g) ? (uint64_t)g->n / 2
+                                          : (uint64_t)p->n * (is_swiglu_backward(g) ? 2 : 1);
+    epo_status st =
+        make_map(encode, (int)g->type, g->c, width, at_least_one(p->rows), 1, 16, &maps->c);
+    if (st == EPO_OK && is_swiglu_forward(g) && g->h != NULL) {
+        st = make_map(encode, (int)g->type, g->h, (uint64_t)g->n, at_least_one(p->rows), 1, 16,
+                      &maps->h);
+    }
+    return st;
+}
+
+static epo_status make_maps(const epo_gg *g, const gg_params *p, gg_maps *maps) {
+    encode_fn encode = find_encode();
+    if (encode == NULL) {
+        return epo_fail(EPO_E_SYSTEM, "the driver has no cuTensorMapEncodeTiled; 525 or newer is "
+                                      "needed");
+    }
+    memset(maps, 0, sizeof(*maps));
+    epo_status st = make_inputs(encode, g, p, maps);
+    return st != EPO_OK ? st : make_outputs(encode, g, p, maps);
 }
 
 /* ---- launches -------------------------------------------------------------- */
@@ -327,22 +364,30 @@ static epo_status cuda_status(cudaError_t err, const char *what) {
 }
 
 /* `early`: begin while the kernel before in the stream (prepare) still runs. */
-static epo_status launch(const void *fn, int blocks, int threads, int smem, void **args, bool early,
-                         void *stream) {
-    cudaLaunchAttribute attr;
+static epo_status launch(const void *fn, int blocks, int threads, int smem, int cluster,
+                         void **args, bool early, void *stream) {
+    cudaLaunchAttribute attr[2];
     cudaLaunchConfig_t config;
-    memset(&attr, 0, sizeof(attr));
+    memset(attr, 0, sizeof(attr));
     memset(&config, 0, sizeof(config));
-    attr.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attr.val.programmaticStreamSerializationAllowed = 1;
     config.gridDim.x = (unsigned)blocks;
     config.gridDim.y = config.gridDim.z = 1;
     config.blockDim.x = (unsigned)threads;
     config.blockDim.y = config.blockDim.z = 1;
     config.dynamicSmemBytes = (size_t)smem;
     config.stream = (cudaStream_t)stream;
-    config.attrs = &attr;
-    config.numAttrs = early ? 1 : 0;
+    config.attrs = attr;
+    if (cluster > 1) {
+        attr[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+        attr[config.numAttrs].val.clusterDim.x = (unsigned)cluster;
+        attr[config.numAttrs].val.clusterDim.y = attr[config.numAttrs].val.clusterDim.z = 1;
+        config.numAttrs++;
+    }
+    if (early) {
+        attr[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attr[config.numAttrs].val.programmaticStreamSerializationAllowed = 1;
+        config.numAttrs++;
+    }
     return cuda_status(cudaLaunchKernelExC(&config, fn, args), "launch of a grouped GEMM");
 }
 
@@ -371,7 +416,11 @@ static epo_status count_blocks(const epo_gg *g, const gg_params *p, int *blocks)
                            ? (uint64_t)g->count * (((uint64_t)p->m + p->tile_m - 1) / p->tile_m)
                            : g->rows / (uint64_t)p->tile_m + (uint64_t)g->count;
     uint64_t tiles = tiles_m * (uint64_t)p->tiles_n;
-    *blocks = tiles < (uint64_t)sms ? (int)tiles : sms;
+    int wanted = tiles < (uint64_t)sms ? (int)tiles : sms;
+    *blocks = wanted / p->cluster * p->cluster;
+    if (wanted > 0 && *blocks == 0) {
+        *blocks = p->cluster;
+    }
     return EPO_OK;
 }
 
@@ -396,7 +445,8 @@ static epo_status run(const epo_gg *g, int path, gg_params *p, bool early, void 
             return st;
         }
     }
-    return launch(kernel.function, blocks, kernel.threads, kernel.smem_bytes, args, early, stream);
+    return launch(kernel.function, blocks, kernel.threads, kernel.smem_bytes, p->cluster, args,
+                  early, stream);
 }
 
 epo_status epo_gg_prepare(const epo_gg *g, void *stream) {
@@ -404,7 +454,7 @@ epo_status epo_gg_prepare(const epo_gg *g, void *stream) {
     int path = 0;
     epo_status st = make_params(g, &path, &p);
     void *args[1] = {&p};
-    return st != EPO_OK ? st : launch(gg_prepare_kernel(), 1, 256, 0, args, false, stream);
+    return st != EPO_OK ? st : launch(gg_prepare_kernel(), 1, 256, 0, 1, args, false, stream);
 }
 
 epo_status epo_gg_run(const epo_gg *g, void *stream) {
@@ -420,7 +470,7 @@ epo_status epo_gg_launch(const epo_gg *g, void *stream) {
     epo_status st = make_params(g, &path, &p);
     void *args[1] = {&p};
     if (st == EPO_OK) {
-        st = launch(gg_prepare_kernel(), 1, 256, 0, args, false, stream);
+        st = launch(gg_prepare_kernel(), 1, 256, 0, 1, args, false, stream);
     }
     return st != EPO_OK ? st : run(g, path, &p, path == EPO_GG_SM90, stream);
 }

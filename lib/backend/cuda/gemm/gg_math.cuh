@@ -5,8 +5,8 @@
 #ifndef EPO_BACKEND_CUDA_GEMM_GG_MATH_CUH
 #define EPO_BACKEND_CUDA_GEMM_GG_MATH_CUH
 
-#include "gg_config.cuh"
 #include "gg_epilogue.cuh"
+#include "gg_feed.cuh"
 
 namespace gg {
 
@@ -67,12 +67,20 @@ __device__ __forceinline__ void multiply_block(const shared<C> &s, int stage, in
     wgmma_commit();
 }
 
+/* A stage goes back to the copies of both blocks: each writes to both. */
+template <class C>
+__device__ __forceinline__ void stage_back(const gg_params &p, const shared<C> &there, int stage) {
+    if ((threadIdx.x & 31) < p.cluster) {
+        cluster_arrive(there.empty(stage));
+    }
+}
+
 /* All blocks of K of one tile.  A stage is given back when the products of the
  * block behind it have been issued and its own are done. */
 template <class C>
-__device__ __forceinline__ void multiply_tile(const gg_params &p, const shared<C> &s,
-                                              ring<C::kStages> &from, const tile &t, int blocks,
-                                              int group, float (&acc)[C::kAcc]) {
+__device__ __forceinline__ void
+multiply_tile(const gg_params &p, const shared<C> &s, const shared<C> &there,
+              ring<C::kStages> &from, const tile &t, int blocks, int group, float (&acc)[C::kAcc]) {
     int before = -1;
     int tail = C::kWgrad ? t.rows % kTileK : 0;
     pin(acc);
@@ -86,62 +94,66 @@ __device__ __forceinline__ void multiply_tile(const gg_params &p, const shared<C
         }
         multiply_block(s, from.index, group, acc);
         wgmma_wait<1>();
-        if (before >= 0 && (threadIdx.x & 31) == 0) {
-            mbar_arrive(s.empty(before));
+        if (before >= 0) {
+            stage_back(p, there, before);
         }
         before = from.index;
         from.next();
     }
     wgmma_wait<0>();
     pin(acc);
-    if (before >= 0 && (threadIdx.x & 31) == 0) {
-        mbar_arrive(s.empty(before));
+    if (before >= 0) {
+        stage_back(p, there, before);
     }
 }
 
 /* A warpgroup without rows in this tile only gives the stages back. */
 template <class C>
-__device__ __forceinline__ void pass_tile(const shared<C> &s, ring<C::kStages> &from, int blocks) {
+__device__ __forceinline__ void pass_tile(const gg_params &p, const shared<C> &s,
+                                          const shared<C> &there, ring<C::kStages> &from,
+                                          int blocks) {
     for (int i = 0; i < blocks; i++) {
         mbar_wait(s.full(from.index), from.parity);
         __syncwarp();
-        if ((threadIdx.x & 31) == 0) {
-            mbar_arrive(s.empty(from.index));
-        }
+        stage_back(p, there, from.index);
         from.next();
     }
 }
 
 template <class C>
-__device__ void math(const gg_params &p, const shared<C> &s, int group) {
+__device__ void math(const gg_params &p, const shared<C> &s, const gg_maps &m, int group) {
     ring<kSlots> at;
     ring<C::kStages> from;
+    int lane = threadIdx.x & 31;
+    shared<C> first = shared_of(s, 0), there = shared_of(s, min(lane, p.cluster - 1));
     while (true) {
-        mbar_wait(s.known(at.index), at.parity);
-        tile t = slot_read(s, at);
+        tile t = tile_wait(s, at);
         if (t.expert < 0) {
             break;
         }
         int blocks = tile_blocks<C>(p, t);
-        bool mine = tile_height<C>(p, t) > group * 64;
+        bool mine = t.live && tile_height<C>(p, t) > group * 64;
         float acc[C::kAcc];
         if (mine) {
 #pragma unroll
             for (int i = 0; i < C::kAcc; i++) {
                 acc[i] = 0.0f;
             }
-            multiply_tile(p, s, from, t, blocks, group, acc);
+            multiply_tile(p, s, there, from, t, blocks, group, acc);
         } else {
-            pass_tile(s, from, blocks);
+            pass_tile(p, s, there, from, blocks);
         }
         __syncwarp();
-        if ((threadIdx.x & 31) == 0) {
-            mbar_arrive(s.used(at.index));
+        if (lane == 0) {
+            cluster_arrive(first.used(at.index));
         }
         at.next();
         if (mine) {
-            epilogue<C>(p, s, t, group, acc);
+            epilogue<C>(p, s, m, t, group, acc);
         }
+    }
+    if (lane == 0) {
+        tma_store_wait<0>();
     }
 }
 

@@ -12,17 +12,17 @@
 #include "grouped_gemm.h"
 
 /* Workspace, in 32-bit words from its begin: a header, then per expert of the
- * call (in the order in which tiles are taken) the first tile, the expert and its
+ * call (in the order in which units are taken) the first unit, the expert and its
  * rows; then, for SwiGLU's backward, arrivals per half row tile and the partial
  * sums of row_dweight, [column tile][row]. */
-#define GG_WS_NEXT 0   /* next tile to take */
-#define GG_WS_TOTAL 1  /* tiles */
+#define GG_WS_NEXT 0   /* next unit to take */
+#define GG_WS_TOTAL 1  /* units */
 #define GG_WS_ACTIVE 2 /* blocks at work */
 #define GG_WS_HEADER 64
 #define GG_MAX_EXPERTS 4096
 
 typedef struct gg_expert {
-    int32_t tile;     /* its first tile */
+    int32_t unit;     /* its first unit: tile or pair of tiles */
     int32_t row_tile; /* its first row tile, counted over all experts */
     int32_t expert;
     int32_t row;
@@ -56,12 +56,13 @@ typedef struct gg_params {
     int32_t tile_m, tile_n; /* of the output as the scheduler counts it */
     int32_t group_m;        /* row tiles that share a pass over the columns */
     int32_t tiles_n;
+    int32_t cluster; /* blocks in a cluster, 1 or 2 */
     int32_t arrived_words;
 } gg_params;
 
-/* The operands, as the sm_90 kernels load them. */
+/* Tensors of the sm_90 kernels: operands, output, SwiGLU's stored h. */
 typedef struct gg_maps {
-    CUtensorMap a, b;
+    CUtensorMap a, b, c, h;
 } gg_maps;
 
 #endif

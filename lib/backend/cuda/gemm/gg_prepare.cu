@@ -36,36 +36,41 @@ __device__ int place_of(const gg_params &p, const int *rows, int i) {
     return place;
 }
 
-/* Exclusive sums over the table in place, by one warp: lane l takes every 32nd
- * stretch of entries in turn. */
+__device__ int sum_below(int mine) {
+    int lane = threadIdx.x & 31;
+    int sum = mine;
+    for (int d = 1; d < 32; d *= 2) {
+        int other = __shfl_up_sync(0xffffffffu, sum, d);
+        sum += lane >= d ? other : 0;
+    }
+    return sum - mine;
+}
+
+/* Exclusive sums over the table in place, by one warp. */
 __device__ void table_sum(const gg_params &p) {
     int lane = threadIdx.x & 31;
-    int tiles = 0, row_tiles = 0;
+    int units = 0, row_tiles = 0;
     for (int base = 0; base < p.count; base += 32) {
         int i = base + lane;
-        int mine = i < p.count ? expert_row_tiles(p, p.table[i].rows) : 0;
-        int sum = mine;
-        for (int d = 1; d < 32; d *= 2) {
-            int other = __shfl_up_sync(0xffffffffu, sum, d);
-            sum += lane >= d ? other : 0;
-        }
+        int my_tiles = i < p.count ? expert_row_tiles(p, p.table[i].rows) : 0;
+        int my_units = i < p.count ? expert_units(p, p.table[i].rows) : 0;
+        int tiles_below = sum_below(my_tiles), units_below = sum_below(my_units);
         if (i < p.count) {
-            p.table[i].row_tile = row_tiles + sum - mine;
-            p.table[i].tile = tiles + (sum - mine) * p.tiles_n;
+            p.table[i].row_tile = row_tiles + tiles_below;
+            p.table[i].unit = units + units_below;
         }
-        int all = __shfl_sync(0xffffffffu, sum, 31);
-        row_tiles += all;
-        tiles += all * p.tiles_n;
+        row_tiles += __shfl_sync(0xffffffffu, tiles_below + my_tiles, 31);
+        units += __shfl_sync(0xffffffffu, units_below + my_units, 31);
     }
     if (lane == 0) {
-        p.table[p.count].tile = 0x7fffffff;
+        p.table[p.count].unit = 0x7fffffff;
         /* More row tiles than disjoint experts can have: the counters behind them
          * would not suffice. */
         bool sound = p.kind == EPO_GG_WGRAD || row_tiles <= p.rows / p.tile_m + p.count;
         if (!sound && p.error != nullptr) {
             atomicOr(p.error, EPO_GG_ERROR_ROWS);
         }
-        p.ws[GG_WS_TOTAL] = sound ? tiles : 0;
+        p.ws[GG_WS_TOTAL] = sound ? units : 0;
         p.ws[GG_WS_NEXT] = 0;
         p.ws[GG_WS_ACTIVE] = 0;
     }

@@ -43,6 +43,46 @@ __device__ __forceinline__ void mbar_expect(uint32_t bar, uint32_t bytes) {
                  : "memory");
 }
 
+/* ---- clusters: the same place in another block's shared memory ---- */
+__device__ __forceinline__ uint32_t cluster_rank() {
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+__device__ __forceinline__ uint32_t cluster_addr(uint32_t addr, uint32_t rank) {
+    uint32_t there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(addr), "r"(rank));
+    return there;
+}
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+/* An arrival that gives something back; what the block wrote before need not be seen. */
+__device__ __forceinline__ void cluster_arrive(uint32_t bar) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+/* An arrival that announces data: a memory barrier, so not one for inner loops. */
+__device__ __forceinline__ void cluster_announce(uint32_t bar) {
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(bar)
+                 : "memory");
+}
+__device__ __forceinline__ void cluster_wait(uint32_t bar, uint32_t parity) {
+    uint32_t done;
+    do {
+        asm volatile("{\n.reg .pred p;\n"
+                     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(done)
+                     : "r"(bar), "r"(parity)
+                     : "memory");
+    } while (done == 0);
+}
+__device__ __forceinline__ void cluster_store16(uint32_t addr, uint4 v) {
+    asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(v.x),
+                 "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+
 /* ---- TMA ---- */
 __device__ __forceinline__ void tma_prefetch_map(const CUtensorMap *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -54,16 +94,53 @@ __device__ __forceinline__ void tma_load(uint32_t dst, const CUtensorMap *map, u
                  "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z)
                  : "memory");
 }
+/* A box from shared memory to the tensor; kAdd: added to what is there. */
+template <bool kAdd>
+__device__ __forceinline__ void tma_store(const CUtensorMap *map, uint32_t src, int x, int y,
+                                          int z) {
+    if (kAdd) {
+        asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group "
+                     "[%0, {%2, %3, %4}], [%1];" ::"l"(map),
+                     "r"(src), "r"(x), "r"(y), "r"(z)
+                     : "memory");
+    } else {
+        asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group "
+                     "[%0, {%2, %3, %4}], [%1];" ::"l"(map),
+                     "r"(src), "r"(x), "r"(y), "r"(z)
+                     : "memory");
+    }
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+/* Until all but kLeft of this thread's stores have read their shared memory. */
+template <int kLeft> __device__ __forceinline__ void tma_store_wait() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
+}
+/* To the same place of both blocks of a cluster, counted by the same barrier of each. */
+__device__ __forceinline__ void tma_load_both(uint32_t dst, const CUtensorMap *map, uint32_t bar,
+                                              int x, int y, int z) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(dst),
+                 "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "h"((uint16_t)3)
+                 : "memory");
+}
 __device__ __forceinline__ void l2_prefetch(const void *p, uint32_t bytes) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
 }
 
 /* ---- proxies, asynchronous copies by threads ---- */
-__device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
+/* Of shared memory: cheap.  Without the state space it would be a memory barrier of
+ * the whole GPU. */
+__device__ __forceinline__ void fence_async() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ __forceinline__ void fence_async_global() {
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
 /* 16 bytes; zeros where !valid (src is not read then). */
 __device__ __forceinline__ void cp_async16(uint32_t dst, const void *src, bool valid) {
     int bytes = valid ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes)
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
+                 "r"(bytes)
                  : "memory");
 }
 __device__ __forceinline__ void cp_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }

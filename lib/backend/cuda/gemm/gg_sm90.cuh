@@ -17,12 +17,12 @@ __device__ __forceinline__ void barriers_init(const gg_params &p, const shared<C
     bool more = gathers(p);
     for (int i = 0; i < C::kStages; i++) {
         mbar_init(s.full(i), 1 + more);
-        mbar_init(s.empty(i), 8);
+        mbar_init(s.empty(i), 8 * p.cluster);
         mbar_init(s.copied(i), 32);
     }
     for (int i = 0; i < kSlots; i++) {
         mbar_init(s.known(i), 1);
-        mbar_init(s.used(i), 9 + 2 * more);
+        mbar_init(s.used(i), (9 + 2 * more) * p.cluster);
     }
     mbar_init_fence();
 }
@@ -36,9 +36,10 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == 0) {
         tma_prefetch_map(&m.a);
         tma_prefetch_map(&m.b);
+        tma_prefetch_map(&m.c);
         barriers_init(p, s);
     }
-    __syncthreads();
+    cluster_sync();
     grid_wait();
     if (warp < 4) {
         regs_less<kFeedRegs>();
@@ -47,7 +48,9 @@ __global__ void __launch_bounds__(kThreads, 1)
                 feed_tma(p, s, m);
             }
         } else if (warp == 1) {
-            feed_tiles(p, s);
+            if (cluster_rank() == 0) {
+                feed_tiles(p, s);
+            }
         } else if (gathers(p)) {
             if (warp == 3) {
                 feed_gather(p, s);
@@ -57,8 +60,10 @@ __global__ void __launch_bounds__(kThreads, 1)
         }
     } else {
         regs_more<kMathRegs>();
-        math(p, s, (warp >> 2) - 1);
+        math(p, s, m, (warp >> 2) - 1);
     }
+    __syncwarp();
+    cluster_sync(); /* the other block may still write to this one */
 }
 
 template <class C> gg_kernel sm90_entry() {

@@ -11,6 +11,10 @@
 
 namespace gg {
 
+/* Blocks work in clusters of p.cluster, one or two, on tiles that have an operand in
+ * common; each then loads half of it for both. */
+enum { kShareNone = 0, kShareA = 1, kShareB = 2 };
+
 /* One output tile.  Row kinds: `row` is its first row, `rows` how many of the
  * tile's rows are the expert's.  WGRAD: the expert's first row and row count. */
 struct tile {
@@ -18,8 +22,10 @@ struct tile {
     int row, rows;
     int m, n;     /* tile indices within the expert */
     int row_tile; /* over all experts, for the arrival counters */
+    int share;
+    int live; /* 0: no such tile, only its neighbour in the cluster has work */
 };
-static_assert(sizeof(tile) <= 32, "fits its slot");
+static_assert(sizeof(tile) == 32, "fits its slot");
 
 __device__ __forceinline__ int expert_row_tiles(const gg_params &p, int rows) {
     if (p.kind == EPO_GG_WGRAD) {
@@ -27,37 +33,61 @@ __device__ __forceinline__ int expert_row_tiles(const gg_params &p, int rows) {
     }
     return (rows + p.tile_m - 1) / p.tile_m;
 }
+/* What is taken at a time: a tile; with clusters, two row tiles of one column tile or,
+ * of an odd last row tile, two column tiles. */
+__device__ __forceinline__ int expert_units(const gg_params &p, int rows) {
+    int tiles_m = expert_row_tiles(p, rows);
+    if (p.cluster == 1) {
+        return tiles_m * p.tiles_n;
+    }
+    return tiles_m / 2 * p.tiles_n + tiles_m % 2 * ((p.tiles_n + 1) / 2);
+}
 
-/* Tiles of one expert: groups of group_m row tiles, in a group column by column,
- * so that the tiles in flight share their columns of the weights. */
-__device__ __forceinline__ tile tile_of(const gg_params &p, const gg_expert &e, int index) {
-    tile t;
-    int local = index - e.tile;
-    int tiles_m = expert_row_tiles(p, e.rows);
-    int group = local / (p.group_m * p.tiles_n);
-    int in_group = local - group * p.group_m * p.tiles_n;
-    int height = min(p.group_m, tiles_m - group * p.group_m);
+/* Unit `local` of an expert, for one block of the cluster: groups of group_m row
+ * tiles, in a group column by column, so that the tiles in flight share their
+ * columns of the weights. */
+__device__ __forceinline__ void unit_split(const gg_params &p, int tiles_m, int local, int rank,
+                                           tile &t) {
+    int heights = tiles_m / p.cluster;
+    int group_m = max(p.group_m / p.cluster, 1);
+    int pairs = local - heights * p.tiles_n;
+    t.live = 1;
+    if (pairs >= 0) {
+        t.share = kShareA;
+        t.m = tiles_m - 1;
+        t.n = 2 * pairs + rank;
+        t.live = t.n < p.tiles_n;
+        return;
+    }
+    int group = local / (group_m * p.tiles_n);
+    int in_group = local - group * group_m * p.tiles_n;
+    int height = min(group_m, heights - group * group_m);
+    t.share = p.cluster == 1 ? kShareNone : kShareB;
     t.n = in_group / height;
-    t.m = group * p.group_m + in_group - t.n * height;
+    t.m = (group * group_m + in_group - t.n * height) * p.cluster + rank;
+}
+__device__ __forceinline__ tile tile_of(const gg_params &p, const gg_expert &e, int index,
+                                        int rank) {
+    tile t;
+    unit_split(p, expert_row_tiles(p, e.rows), index - e.unit, rank, t);
     t.expert = e.expert;
     t.row_tile = e.row_tile + t.m;
-    if (p.kind == EPO_GG_WGRAD) {
-        t.row = e.row;
-        t.rows = e.rows;
-    } else {
-        t.row = e.row + t.m * p.tile_m;
+    t.row = e.row;
+    t.rows = e.rows;
+    if (p.kind != EPO_GG_WGRAD) {
+        t.row += t.m * p.tile_m;
         t.rows = min(p.tile_m, e.rows - t.m * p.tile_m);
     }
     return t;
 }
 
-/* A whole warp looks tile `index` up; `hint` is where the last search ended:
- * indices that one block takes only grow. */
-__device__ __forceinline__ tile tile_find(const gg_params &p, int index, int &hint) {
+/* A whole warp looks unit `index` up, each lane for its rank; `hint` is where the last
+ * search ended: indices that one block takes only grow. */
+__device__ __forceinline__ tile tile_find(const gg_params &p, int index, int rank, int &hint) {
     int lane = threadIdx.x & 31;
     while (true) {
         int i = hint + lane + 1; /* the entry behind the last is an end mark */
-        bool behind = i > p.count || p.table[min(i, p.count)].tile > index;
+        bool behind = i > p.count || p.table[min(i, p.count)].unit > index;
         unsigned mask = __ballot_sync(0xffffffffu, behind);
         if (mask != 0) {
             hint += __ffs(mask) - 1;
@@ -65,7 +95,7 @@ __device__ __forceinline__ tile tile_find(const gg_params &p, int index, int &hi
         }
         hint += 32;
     }
-    return tile_of(p, p.table[hint], index);
+    return tile_of(p, p.table[hint], index, rank);
 }
 
 /* One thread waits until the rows of `t` are there; returns the time it took. */
@@ -102,19 +132,20 @@ __device__ __forceinline__ bool block_stays(const gg_params &p) {
     if (p.sm_limit == nullptr) {
         return true;
     }
-    int limit = max(*p.sm_limit, 1);
+    int limit = max(*p.sm_limit, p.cluster);
     int *active = &p.ws[GG_WS_ACTIVE];
     if (*(volatile int *)active <= limit) {
         return true;
     }
-    if (atomicSub(active, 1) > limit) {
+    if (atomicSub(active, p.cluster) > limit) {
         return false;
     }
-    atomicAdd(active, 1);
+    atomicAdd(active, p.cluster);
     return true;
 }
 
-/* One warp takes the next tile; false: no more for this block. */
+/* One warp takes the next unit: lane r < p.cluster gets the tile of rank r, once its
+ * rows are there; false: no more for this block. */
 __device__ __forceinline__ bool tile_next(const gg_params &p, tile &t, int &hint, uint64_t &spin) {
     int lane = threadIdx.x & 31;
     int index = 0;
@@ -125,11 +156,10 @@ __device__ __forceinline__ bool tile_next(const gg_params &p, tile &t, int &hint
     if (index >= p.ws[GG_WS_TOTAL]) {
         return false;
     }
-    t = tile_find(p, index, hint);
-    if (lane == 0) {
-        spin += tile_ready(p, t);
-    }
-    __syncwarp();
+    t = tile_find(p, index, min(lane, p.cluster - 1), hint);
+    uint64_t mine = lane < p.cluster ? tile_ready(p, t) : 0;
+    uint64_t other = __shfl_sync(0xffffffffu, mine, 1);
+    spin += max(mine, other);
     return true;
 }
 

@@ -9,12 +9,12 @@
 
 typedef struct gg_tuned {
     int kind, fuse, n, k;
-    int tile_n, group_m;
+    int tile_n, group_m, cluster;
 } gg_tuned;
 
-/* kind, fuse, n, k, tile_n, group_m */
+/* kind, fuse, n, k, tile_n, group_m, cluster */
 static const gg_tuned gg_tuning[] = {
-    {0, 0, 1536, 2048, 256, 8},
+    {0, 0, 1536, 2048, 256, 8, 2},
 };
 
 #endif

@@ -94,7 +94,8 @@ typedef struct epo_gg {
     void *act;               /* SWIGLU DGRAD: [rows][F], may be NULL */
     float *row_dweight;      /* SWIGLU DGRAD: [rows], may be NULL */
     epo_gg_ready ready;
-    /* Thread blocks, one per SM; 0: all SMs.  While the call runs, *sm_limit (if
+    /* Thread blocks, one per SM; 0: all SMs.  Clusters of two: rounded down to an even
+     * number, at least 2.  While the call runs, *sm_limit (if
      * given, in memory that the device sees) lowers it: blocks beyond the limit
      * end at their next tile.  It rises again by another epo_gg_run(). */
     int sms;
@@ -104,8 +105,8 @@ typedef struct epo_gg {
     epo_gg_path path;
     /* For tuning, the same in prepare and run; 0: as the table says.  Columns of a
      * tile (128, 192, 256; only the sums of row_dweight depend on it), row tiles that
-     * pass over the columns together. */
-    int tile_n, group_m;
+     * pass over the columns together, thread blocks that load for each other (1, 2). */
+    int tile_n, group_m, cluster;
     void *workspace;
     uint64_t workspace_bytes;
 } epo_gg;
