@@ -375,6 +375,39 @@ static uint64_t next_key(int ranks) { /* in a child: the counter is not moved he
     return host_hello_key(&place);
 }
 
+/* The key of step 7.0 in a launch told apart by one more variable. */
+static uint64_t step_key(procs *all, int i, const char *name, const char *value) {
+    pid_t pid = fork();
+    if (pid == 0) {
+        setenv("SLURM_JOB_ID", "7", 1);
+        setenv("SLURM_STEP_ID", "0", 1);
+        unsetenv("SLURM_HET_SIZE");
+        setenv("SLURM_STEP_LAUNCHER_PORT", "4000", 1);
+        if (name != NULL)
+            setenv(name, value, 1);
+        if (i == 4) /* the other component of a heterogeneous step */
+            setenv("SLURM_STEP_LAUNCHER_PORT", "4001", 1);
+        ((volatile uint64_t *)(void *)all->shared)[i] = next_key(2);
+        _exit(0);
+    }
+    int status = 1;
+    CU_ASSERT_TRUE(pid > 0 && waitpid(pid, &status, 0) == pid && status == 0);
+    return ((volatile uint64_t *)(void *)all->shared)[i];
+}
+
+static void steps_of_two_clusters_do_not_meet(void) {
+    procs *all = procs_new(1, 20.0, just_open);
+    uint64_t key = step_key(all, 0, NULL, NULL);
+    CU_ASSERT_EQUAL(step_key(all, 1, "SLURM_PROCID", "1"), key);
+    CU_ASSERT_NOT_EQUAL(step_key(all, 2, "SLURM_CLUSTER_NAME", "other"), key);
+    CU_ASSERT_NOT_EQUAL(step_key(all, 2, "SLURM_CONF", "/other/slurm.conf"), key);
+    CU_ASSERT_NOT_EQUAL(step_key(all, 2, "SLURM_STEP_LAUNCHER_PORT", "4002"), key);
+    CU_ASSERT_EQUAL(step_key(all, 3, "SLURM_HET_SIZE", "2"),
+                    step_key(all, 4, "SLURM_HET_SIZE", "2"));
+    CU_ASSERT_TRUE(procs_run(all));
+    procs_free(all);
+}
+
 static void squat_or_open(procs *all, proc *me) {
     volatile int *ready = (volatile int *)(void *)all->shared;
     if (me != &all->p[2]) {
@@ -586,6 +619,7 @@ int main(void) {
         {"nodes of missing ranks", nodes_of_missing_ranks},
         {"node lists are read", node_lists_are_read},
         {"a stranger on the name", a_stranger_on_the_name},
+        {"steps of two clusters do not meet", steps_of_two_clusters_do_not_meet},
         {"a rank that dies", a_rank_that_dies},
         {"a rank that stops", a_rank_that_stops},
         {"a bootstrap of the caller's", a_bootstrap_of_the_callers},

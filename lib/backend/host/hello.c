@@ -108,20 +108,34 @@ static bool launcher_inside(void) {
     return false;
 }
 
+static uint64_t mix_variable(uint64_t h, const char *name, bool *there) {
+    const char *v = getenv(name);
+    *there = v != NULL && *v != '\0';
+    if (!*there)
+        return h;
+    h = mix(h, name, strlen(name) + 1);
+    return mix(h, v, strlen(v) + 1);
+}
+
 /* Names and values of what tells this launch from others; *enough: some of it is
  * the launcher's own, so that the parent need not be the same for all ranks. */
 static uint64_t mix_launch(uint64_t h, bool *enough) {
-    static const char *const names[] = {"SLURM_JOB_ID",        "SLURM_STEP_ID",  "MASTER_PORT",
-                                        "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "PMI_JOBID"};
+    static const char *const slurm[] = {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_CLUSTER_NAME",
+                                        "SLURM_CONF"};
+    static const char *const launcher[] = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE",
+                                           "PMI_JOBID"};
+    bool there;
     *enough = false;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const char *v = getenv(names[i]);
-        if (v == NULL || *v == '\0')
-            continue;
-        h = mix(h, names[i], strlen(names[i]) + 1);
-        h = mix(h, v, strlen(v) + 1);
-        *enough = *enough || i >= 2;
+    for (size_t i = 0; i < sizeof slurm / sizeof *slurm; i++)
+        h = mix_variable(h, slurm[i], &there);
+    for (size_t i = 0; i < sizeof launcher / sizeof *launcher; i++) {
+        h = mix_variable(h, launcher[i], &there);
+        *enough = *enough || there;
     }
+    /* Two clusters on one machine may both have a step 1.0; srun's port differs.
+     * The components of a heterogeneous step have one each. */
+    if (getenv("SLURM_HET_SIZE") == NULL)
+        h = mix_variable(h, "SLURM_STEP_LAUNCHER_PORT", &there);
     /* The step is the launch, unless a launcher inside a task made the ranks. */
     *enough = *enough || (getenv("SLURM_STEP_ID") != NULL && !launcher_inside());
     return h;
