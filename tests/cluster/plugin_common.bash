@@ -29,8 +29,9 @@ exit \$status
 END
     run timeout 120 "$top/tests/cluster/run.sh" -t 100 "${options[@]}" bash "$work/script"
     if [ ! -e "$work/states" ] || [ "$(cat "$work/states")" != idle ] || [ -s "$work/left" ]; then
-        echo "status $status; jobs left and states:" && cat "$work/left" "$work/states"
         echo "$output"
+        echo "status $status; jobs left and states:"
+        cat "$work/left" "$work/states"
         return 1
     fi
 }
