@@ -258,6 +258,13 @@ static epo_status read_environment(const struct reader *reader, const config_set
     return status;
 }
 
+static epo_status read_probe(const struct reader *reader, const config_setting_t *setting,
+                             void *field) {
+    static const struct config_key keys[] = {
+        {"path", read_path, offsetof(struct epo_config, probe_path)}, {NULL, NULL, 0}};
+    return config_read_group(reader, setting, keys, field);
+}
+
 static epo_status read_preload(const struct reader *reader, const config_setting_t *setting,
                                void *field) {
     static const struct config_key keys[] = {
@@ -290,6 +297,7 @@ static const struct config_key file_keys[] = {
     {"checks", read_checks, offsetof(struct epo_config, checks)},
     {"environment", read_environment, 0},
     {"preload", read_preload, 0},
+    {"probe", read_probe, 0},
     {"log", read_log, 0},
     {"on_failed_request", read_on_failed, offsetof(struct epo_config, on_failed_request)},
     {NULL, NULL, 0}};
@@ -405,6 +413,7 @@ void epo_config_destroy(struct epo_config *config) {
     free(config->checks.te);
     free(config->checks.nvml_path);
     free(config->preload_path);
+    free(config->probe_path);
     free(config->path);
     free(config);
 }

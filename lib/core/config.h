@@ -79,6 +79,7 @@ struct epo_config {
     struct epo_site_env *environment;
     int environment_count;
     char *preload_path; /* NULL: compiled in */
+    char *probe_path;   /* the same */
     bool interpose, record;
     bool step_line;
     int on_failed_request;

@@ -164,3 +164,42 @@ bool probe_elf_text(epo_probe_task *task, const char *path, const char *mark, ch
         close(fd);
     return found;
 }
+
+static bool find_section(int fd, const Elf64_Ehdr *head, uint32_t type, Elf64_Shdr *found) {
+    for (unsigned i = 0; i < head->e_shnum && i < HEADERS_MAX; i++)
+        if (read_at(fd, head->e_shoff + i * sizeof *found, found, sizeof *found) &&
+            found->sh_type == type)
+            return true;
+    return false;
+}
+
+static bool read_number(int fd, const Elf64_Ehdr *head, const char *symbol, uint32_t *number) {
+    Elf64_Shdr table, strings, section;
+    Elf64_Sym entry;
+    char name[64];
+    size_t length = strlen(symbol) + 1;
+    if (head->e_shentsize != sizeof table || length > sizeof name ||
+        !find_section(fd, head, SHT_DYNSYM, &table) || table.sh_link >= head->e_shnum ||
+        !read_at(fd, head->e_shoff + table.sh_link * sizeof strings, &strings, sizeof strings))
+        return false;
+    for (uint64_t i = 0; i < 4096 && (i + 1) * sizeof entry <= table.sh_size; i++) {
+        if (!read_at(fd, table.sh_offset + i * sizeof entry, &entry, sizeof entry) ||
+            !read_at(fd, strings.sh_offset + entry.st_name, name, length) ||
+            memcmp(name, symbol, length) != 0 || entry.st_shndx >= head->e_shnum ||
+            !read_at(fd, head->e_shoff + entry.st_shndx * sizeof section, &section, sizeof section))
+            continue;
+        return entry.st_value >= section.sh_addr &&
+               read_at(fd, section.sh_offset + (entry.st_value - section.sh_addr), number,
+                       sizeof *number);
+    }
+    return false;
+}
+
+bool probe_elf_number(const char *path, const char *symbol, uint32_t *number) {
+    Elf64_Ehdr head;
+    int fd = open_elf(path, &head);
+    bool found = fd >= 0 && read_number(fd, &head, symbol, number);
+    if (fd >= 0)
+        close(fd);
+    return found;
+}

@@ -16,5 +16,7 @@ bool probe_elf_search(epo_probe_task *task, const char *path, char *folders, siz
  * byte that no version has. */
 bool probe_elf_text(epo_probe_task *task, const char *path, const char *mark, char *text,
                     size_t room);
+/* The number in an exported variable of four bytes. */
+bool probe_elf_number(const char *path, const char *symbol, uint32_t *number);
 
 #endif

@@ -83,6 +83,14 @@ trusted_library() {
     fi
 }
 
+# The same for the probe's program.
+trusted_probe() {
+    local staged=$EPO_STAGE_DIR${stage_pkglibexecdir:-}/probe
+    [ -e "$staged" ] || return 0
+    (umask 022 && mkdir "$dir/libexec" && cp -L "$staged" "$dir/libexec/") || return 70
+    echo "$dir/libexec/probe"
+}
+
 # Writes plugstack.conf and, unless -C named one, the site's configuration into $dir/etc.
 plugstack_write() {
     local site=$dir/etc/ep_overlap.conf
@@ -96,6 +104,7 @@ plugstack_write() {
         else
             echo 'version = 1;' >"$site"
         fi
+        grep -q '^ *probe *=' "$site" || echo "probe = { path = \"$(trusted_probe)\"; };" >>"$site"
         grep -q preload "$site" || echo "preload = { path = \"$(trusted_library)\"; };" >>"$site"
         chmod 644 "$site"
     fi

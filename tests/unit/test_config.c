@@ -56,6 +56,7 @@ static const char everything[] =
     "environment = ( { name = \"A\"; value = \"1\"; when = \"always\"; },\n"
     " { name = \"B\"; value = \"2\"; } );\n"
     "preload = { path = \"/l/libep_overlap.so\"; interpose = true; record = true; };\n"
+    "probe = { path = \"/l/probe\"; };\n"
     "log = { step_line = false; };\n"
     "on_failed_request = \"warn\";\n";
 
@@ -91,6 +92,7 @@ static void every_key_is_read(void) {
     CU_ASSERT_EQUAL(c->environment[0].when, EPO_WHEN_ALWAYS);
     CU_ASSERT_EQUAL(c->environment[1].when, EPO_WHEN_UNSET);
     CU_ASSERT_STRING_EQUAL(c->preload_path, "/l/libep_overlap.so");
+    CU_ASSERT_STRING_EQUAL(c->probe_path, "/l/probe");
     CU_ASSERT_TRUE(c->interpose && c->record);
     CU_ASSERT_FALSE(c->step_line);
     CU_ASSERT_EQUAL(c->on_failed_request, EPO_FAILED_WARN);
@@ -219,7 +221,8 @@ static void the_sample_has_every_key(void) {
         "minimum",   "driver",     "cuda",         "nccl",       "torch",
         "te",        "on_unknown", "require_gpu",  "nvml_path",  "environment",
         "name",      "value",      "when",         "preload",    "path",
-        "interpose", "record",     "log",          "step_line",  "on_failed_request"};
+        "interpose", "record",     "log",          "step_line",  "on_failed_request",
+        "probe"};
     char *text = read_tree("etc/ep_overlap.conf");
     CU_ASSERT_PTR_NOT_NULL_FATAL(text);
     struct epo_config *sample = NULL, *builtin = NULL, *full = NULL;
@@ -244,6 +247,7 @@ static void the_sample_has_every_key(void) {
     CU_ASSERT_EQUAL(full->environment_count, 1);
     CU_ASSERT_PTR_NOT_NULL(full->checks.nvml_path);
     CU_ASSERT_PTR_NOT_NULL(full->checks.te);
+    CU_ASSERT_PTR_NOT_NULL(full->probe_path);
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         char assignment[64];
         snprintf(assignment, sizeof assignment, "%s = ", keys[i]);

@@ -1,0 +1,180 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# ep-overlap check: with a stand-in for NVML, GPUs that this machine lacks.
+. "$BATS_TEST_DIRNAME/common.sh"
+
+# site TABLE-LINE [MORE CONFIGURATION]: a trusted probe, stand-in and configuration.
+site() {
+    umask 022
+    local here
+    here=$(pwd -P)
+    cp -L "${EPO_BUILD_DIR:-build}/probe" probe
+    cp -L "${EPO_BUILD_DIR:-build}/tests/fake/.libs/fake_nvml.so" .
+    echo "$1" >nvml.table
+    cat >site.conf <<END
+version = 1;
+probe = { path = "$here/probe"; };
+checks = { timeout_ms = ${timeout:-20000}; nvml_path = "$here/fake_nvml.so"; ${2:-} };
+${3:-}
+END
+    unset CUDA_VISIBLE_DEVICES SLURM_STEP_GPUS SLURM_CONF SLURM_EP_OVERLAP
+    export SLURMD_NODENAME=n1
+}
+
+check() { run timeout 100 "$tool" check --config "$PWD/site.conf" "$@"; }
+has() { [[ $output == *"$1"* ]] || { echo "not found: $1" && echo "$output" && false; }; }
+row() { grep -qx "  $1 *$2" <<<"$output" || { echo "not so: $1 $2" && echo "$output" && false; }; }
+
+@test "check: every dispatcher on every kind of GPU, as the frameworks' gates have it" {
+    # kind, and what flex:deepep and flex:hybridep answer
+    while read -r kind deepep hybridep; do
+        site "* $kind 4"
+        mkdir -p "venv/lib/python3.12/site-packages/deep_ep" venv/bin
+        echo 'version = 3.12' >venv/pyvenv.cfg
+        printf '\177ELF' >venv/bin/python3 && chmod +x venv/bin/python3
+        echo 'class HybridEPBuffer: pass' >venv/lib/python3.12/site-packages/deep_ep/__init__.py
+        echo 'class EventOverlap: pass' >venv/lib/python3.12/site-packages/deep_ep/utils.py
+        mkdir -p cuda/bin && cp /bin/true cuda/bin/nvcc
+        PATH=$PWD/venv/bin:$PATH CUDA_HOME=$PWD/cuda check
+        echo "$kind"
+        [ "$status" = 0 ]
+        row alltoall yes
+        row flex yes
+        row flex:deepep "$deepep"
+        row flex:hybridep "$hybridep"
+    done <<END
+a100 yes yes
+h100 yes yes
+h200 yes yes
+b200 yes yes
+b300 yes yes
+gb200 no yes
+gb300 no yes
+l40s yes yes
+v100 no no
+t4 no no
+rtx5090 no no
+END
+}
+
+@test "check: GPUs without P2P serve alltoall alone, and it says between which" {
+    site '* l40s 4 nop2p'
+    check --node
+    [ "$status" = 0 ]
+    row alltoall yes
+    row flex no
+    row flex:deepep no
+    has 'NODE-P2P'
+    has 'GPUs 0 and 1'
+}
+
+@test "check: a node that is below the site's least versions is status 1, all of them told" {
+    site '* h100 8' 'minimum = { driver = "580"; cuda = "13.0"; };'
+    check --node
+    [ "$status" = 1 ]
+    has 'error MIN-DRIVER'
+    has 'node.driver_version = 570.86.15'
+    has 'error MIN-CUDA'
+    has 'not as the site wants it'
+    site '* h100 8' 'minimum = { driver = "570.86"; cuda = "12.8"; };'
+    check --node
+    [ "$status" = 0 ]
+}
+
+@test "check: a node that contradicts its class is told" {
+    site '* l40s 4' '' 'node_classes = ( { class = "h100"; nodes = "n1"; overlap = "on"; } );'
+    check --node
+    [ "$status" = 1 ]
+    has 'NODE-CLASS'
+    has 'NVIDIA L40S'
+}
+
+@test "check: no GPU is fine unless the site requires one" {
+    site '* none 0'
+    check --node
+    [ "$status" = 0 ]
+    row alltoall 'yes, by the host engine'
+    row flex:deepep no
+    site '* none 0' 'require_gpu = true;'
+    check --node
+    [ "$status" = 1 ]
+    has 'NODE-GPU'
+}
+
+@test "check: an NVML that hangs or crashes is status 4 with the reason" {
+    timeout=1500
+    site '* hang 0'
+    check --node
+    [ "$status" = 4 ]
+    has 'while it asked NVML'
+    row flex 'not known'
+    site '* stuck 0'
+    check --node
+    [ "$status" = 4 ]
+    has 'did not end within 1500 ms'
+    timeout=20000
+    site '* crash 0'
+    check --node
+    [ "$status" = 4 ]
+    has 'while it asked NVML'
+}
+
+@test "check: CUDA_VISIBLE_DEVICES counts for a step, not with --node" {
+    site '* h100 8'
+    export CUDA_VISIBLE_DEVICES=GPU-000000a3,1
+    check
+    has 'task sees      2 ('
+    check --node
+    has 'GPUs           8 ('
+}
+
+@test "check --show: settings with their sources; --json is JSON" {
+    site '* h100 2' '' 'defaults = { dispatcher = "flex"; };'
+    export SLURM_EP_OVERLAP=on
+    check --show
+    has "ep-overlap     on (the user's environment)"
+    has 'ep-dispatcher  flex (the site'
+    has 'checks.minimum    driver -'
+    check --json
+    [ "$status" = 0 ]
+    [[ $output == *'"served"'* ]]
+    is_json
+}
+
+@test "check: a broken or untrusted configuration is status 1 with file and line" {
+    site '* h100 2' '' 'nonsense = 1;'
+    check
+    [ "$status" = 1 ]
+    has 'site.conf:4: '
+    site '* h100 2'
+    chmod o+w site.conf
+    check
+    [ "$status" = 1 ]
+    has 'writable by group or others'
+}
+
+@test "check: a probe that others can write is not run" {
+    site '* h100 2'
+    chmod o+w probe
+    check
+    [ "$status" = 4 ]
+    has 'not looked at'
+    has 'writable by group or others'
+}
+
+@test "check: hostile names of a driver reach no terminal" {
+    site '* hostile 1'
+    check --node
+    [ "$status" = 0 ]
+    [[ $output != *$'\033'* ]]
+    has 'NVIDIA??[2J'
+}
+
+@test "check: wrong usage is status 2" {
+    run "$tool" check --bad
+    [ "$status" = 2 ]
+    run "$tool" check word
+    [ "$status" = 2 ]
+    run "$tool" check --config
+    [ "$status" = 2 ]
+}

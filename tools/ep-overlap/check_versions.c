@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Which plugin Slurm loads here, for which Slurm it was built, and which Slurm is here.
+ */
+#define _GNU_SOURCE /* pipe2 */
+#include "check.h"
+
+#include "probe/elf.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define COMMAND_MS 5000
+#define NESTING 4 /* of include lines */
+
+extern char **environ;
+
+bool check_own_file(const char *relative, const char *compiled, char path[CHECK_PATH]) {
+    char own[CHECK_PATH];
+    ssize_t length = readlink("/proc/self/exe", own, sizeof own - 1);
+    own[length > 0 ? length : 0] = '\0';
+    probe_up(own); /* bin */
+    probe_up(own); /* the prefix */
+    if (length > 0 && probe_join(path, own, relative) && access(path, R_OK) == 0)
+        return true;
+    return snprintf(path, CHECK_PATH, "%s", compiled) < CHECK_PATH && access(path, R_OK) == 0;
+}
+
+/* "optional /path/ep_overlap.so conf=/path": true when the line is about us. */
+static bool read_line(char *line, check_versions *v) {
+    char *rest = NULL;
+    strtok_r(line, " \t\r\n", &rest); /* optional or required */
+    const char *plugin = strtok_r(NULL, " \t\r\n", &rest);
+    if (plugin == NULL || strcmp(probe_base(plugin), "ep_overlap.so") != 0)
+        return false;
+    if (plugin[0] == '/')
+        snprintf(v->plugin, sizeof v->plugin, "%s", plugin);
+    for (char *word; (word = strtok_r(NULL, " \t\r\n", &rest)) != NULL;)
+        if (strncmp(word, "conf=", 5) == 0)
+            snprintf(v->config, sizeof v->config, "%s", word + 5);
+    return true;
+}
+
+static bool read_plugstack(const char *path, int depth, check_versions *v);
+
+static bool read_included(const char *folder, const char *pattern, int depth, check_versions *v) {
+    char full[CHECK_PATH];
+    glob_t found;
+    bool ours = false;
+    if (depth == NESTING)
+        return false;
+    if (pattern[0] == '/')
+        snprintf(full, sizeof full, "%s", pattern);
+    else if (!probe_join(full, folder, pattern))
+        return false;
+    if (glob(full, 0, NULL, &found) != 0)
+        return false;
+    for (size_t i = 0; i < found.gl_pathc && !ours; i++)
+        ours = read_plugstack(found.gl_pathv[i], depth + 1, v);
+    globfree(&found);
+    return ours;
+}
+
+static bool read_plugstack(const char *path, int depth, check_versions *v) {
+    char line[CHECK_PATH], folder[CHECK_PATH];
+    FILE *file = fopen(path, "re");
+    bool ours = false;
+    if (file == NULL)
+        return false;
+    snprintf(folder, sizeof folder, "%s", path);
+    probe_up(folder);
+    while (!ours && fgets(line, sizeof line, file) != NULL) {
+        char *at = line + strspn(line, " \t");
+        if (strncmp(at, "include", 7) == 0 && (at[7] == ' ' || at[7] == '\t')) {
+            at += 8 + strspn(at + 8, " \t");
+            at[strcspn(at, " \t\r\n")] = '\0';
+            ours = read_included(folder, at, depth, v);
+        } else if (at[0] != '#') {
+            ours = read_line(at, v);
+            if (ours)
+                snprintf(v->plugstack, sizeof v->plugstack, "%s", path);
+        }
+    }
+    fclose(file);
+    return ours;
+}
+
+static void find_plugstack(check_versions *v) {
+    static const char *const folders[] = {"/etc/slurm", "/etc/slurm-llnl", "/usr/local/etc",
+                                          "/var/spool/slurmd/conf-cache", NULL};
+    char path[CHECK_PATH], folder[CHECK_PATH];
+    const char *conf = getenv("SLURM_CONF");
+    if (conf != NULL && conf[0] == '/') {
+        snprintf(folder, sizeof folder, "%s", conf);
+        probe_up(folder);
+        if (probe_join(path, folder, "plugstack.conf") && access(path, R_OK) == 0) {
+            (void)read_plugstack(path, 0, v);
+            return;
+        }
+    }
+    for (const char *const *f = folders; *f != NULL; f++)
+        if (probe_join(path, *f, "plugstack.conf") && read_plugstack(path, 0, v))
+            return;
+}
+
+/* The first line that the command prints; false when it fails or takes too long. */
+static bool ask(const char *program, char *text, size_t room) {
+    char *arguments[] = {(char *)(uintptr_t)program, (char *)(uintptr_t) "-V", NULL};
+    posix_spawn_file_actions_t actions;
+    int ends[2], status = -1;
+    pid_t child;
+    if (pipe2(ends, O_CLOEXEC) != 0)
+        return false;
+    if (posix_spawn_file_actions_init(&actions) != 0) {
+        close(ends[0]);
+        close(ends[1]);
+        return false;
+    }
+    int failed = posix_spawn_file_actions_adddup2(&actions, ends[1], 1) != 0 ||
+                 posix_spawn_file_actions_addopen(&actions, 2, "/dev/null", O_WRONLY, 0) != 0 ||
+                 posix_spawnp(&child, program, &actions, NULL, arguments, environ) != 0;
+    posix_spawn_file_actions_destroy(&actions);
+    close(ends[1]);
+    struct pollfd wait = {.fd = ends[0], .events = POLLIN};
+    ssize_t got = 0;
+    if (!failed && poll(&wait, 1, COMMAND_MS) == 1)
+        got = read(ends[0], text, room - 1);
+    close(ends[0]);
+    text[got > 0 ? got : 0] = '\0';
+    text[strcspn(text, "\n")] = '\0';
+    if (failed)
+        return false;
+    if (got <= 0)
+        kill(child, SIGKILL);
+    while (waitpid(child, &status, 0) < 0 && errno == EINTR)
+        ;
+    return got > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+void check_versions_find(check_versions *v) {
+    static const char *const commands[] = {"slurmd", "/usr/sbin/slurmd", "scontrol", "srun", NULL};
+    char answer[128];
+    uint32_t number = 0;
+    find_plugstack(v);
+    if (v->plugin[0] == '\0' && !check_own_file("lib/slurm/ep_overlap.so", EP_PLUGIN, v->plugin))
+        v->plugin[0] = '\0';
+    if (v->plugin[0] != '\0' && probe_elf_number(v->plugin, "plugin_version", &number))
+        snprintf(v->built_for, sizeof v->built_for, "%u.%02u.%u", number >> 16 & 0xff,
+                 number >> 8 & 0xff, number & 0xff);
+    for (const char *const *c = commands; *c != NULL && v->slurm[0] == '\0'; c++) {
+        const char *digits = ask(*c, answer, sizeof answer) ? strpbrk(answer, "0123456789") : NULL;
+        if (digits != NULL)
+            snprintf(v->slurm, sizeof v->slurm, "%.60s", digits);
+    }
+    unsigned here[2], built[2];
+    v->mismatch = sscanf(v->slurm, "%3u.%3u", &here[0], &here[1]) == 2 &&
+                  sscanf(v->built_for, "%3u.%3u", &built[0], &built[1]) == 2 &&
+                  (here[0] != built[0] || here[1] != built[1]);
+}
