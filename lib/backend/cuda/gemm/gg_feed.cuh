@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * gg_feed.cuh - the feeding warpgroup: warp 0 issues TMA loads, warp 1 takes
- * tiles from the scheduler, warp 3 copies gathered rows and warp 2 hands them over.
+ * gg_feed.cuh - the feeding warpgroup: warp 0 issues TMA loads and hands gathered
+ * rows over, warp 1 takes tiles from the scheduler, warps 2 and 3 gather.
  */
 #ifndef EPO_BACKEND_CUDA_GEMM_GG_FEED_CUH
 #define EPO_BACKEND_CUDA_GEMM_GG_FEED_CUH
@@ -84,18 +84,43 @@ __device__ __forceinline__ void load_b(const gg_params &p, const shared<C> &s, i
     }
 }
 
+/* Gathered stages on their way to the consumers.  The copies are ordinary writes, the
+ * products read through the async proxy: a fence must come between.  In the gathering
+ * warps it would wait for all copies in flight, in the consumers for their products;
+ * the thread that has this has nothing of either in flight. */
+constexpr int kRelayLag = 2; /* stages whose copies may take their time */
+template <class C> struct relay {
+    static_assert(C::kStages >= kRelayLag + 2, "the stages would wait for each other");
+    ring<C::kStages> at;
+    int open = 0;
+    __device__ __forceinline__ void keep(const shared<C> &s, int most) {
+        while (open > most) {
+            mbar_wait(s.copied(at.index), at.parity);
+            fence_async();
+            mbar_arrive(s.full(at.index));
+            at.next();
+            open--;
+        }
+    }
+};
+
 /* Warp 0, one thread. */
 template <class C>
 __device__ void feed_tma(const gg_params &p, const shared<C> &s, const gg_maps &m) {
     ring<kSlots> at;
     ring<C::kStages> to;
+    relay<C> gathered;
     shared<C> first = shared_of(s, 0);
     int rank = (int)cluster_rank();
     while (true) {
+        if (!mbar_try(s.known(at.index), at.parity)) {
+            gathered.keep(s, 0); /* no tile may wait for the next, which may be long */
+        }
         tile t = tile_wait(s, at);
         cluster_arrive(first.used(at.index));
         at.next();
         if (t.expert < 0) {
+            gathered.keep(s, 0);
             return;
         }
         if (p.ready.flag != nullptr) {
@@ -113,23 +138,29 @@ __device__ void feed_tma(const gg_params &p, const shared<C> &s, const gg_maps &
                 load_b(p, s, to.index, &m.b, t, i, rank);
             }
             to.next();
+            if (gathers(p)) {
+                gathered.open++;
+                gathered.keep(s, kRelayLag);
+            }
         }
     }
 }
 
-/* Where the lines of a gathered box come from: a warp keeps 32 * kWords row numbers,
- * lane l those of the lines l, 32+l, ..  Eight lanes copy the 128 bytes of a line: this
- * lane has a part of the lines 4*i + l/8, and bit i of `valid` says whether there is
- * such a row; else it writes zeros. */
+/* Where the lines of a gathered box come from.  Two warps share its 64 * kWords lines:
+ * this one has the lines 64*i + 32*half .. and 31 more; lane l keeps the row number of
+ * line 64*i + 32*half + l.  Eight lanes copy the 128 bytes of a line, so this lane has
+ * a part of every fourth; bit 8*i + j of `valid` says whether line 64*i + 32*half +
+ * 4*j + l/8 has a row; else it gets zeros. */
 template <int kWords> struct gather_index {
     int from[kWords];
     uint32_t valid;
     __device__ __forceinline__ void load(const int32_t *index, int row, int rows, int limit) {
-        int lane = threadIdx.x & 31;
+        int lane = threadIdx.x & 31, half = (threadIdx.x >> 5) & 1;
         valid = 0;
 #pragma unroll
         for (int i = 0; i < kWords; i++) {
-            int r = 32 * i + lane < rows ? index[row + 32 * i + lane] : -1;
+            int line = 64 * i + 32 * half + lane;
+            int r = line < rows ? index[row + line] : -1;
             bool there = r >= 0 && r < limit;
             uint32_t all = __ballot_sync(0xffffffffu, there) >> (lane >> 3);
             from[i] = there ? r : 0;
@@ -141,18 +172,18 @@ template <int kWords> struct gather_index {
     }
 };
 
-/* 32 * kWords lines to the places that TMA would take, columns from `col` on, zeros
- * behind `width`.  One warp does all of a block, so every instruction counts. */
+/* This warp's lines to the places that TMA would take, columns from `col` on, zeros
+ * behind `width`.  Two warps do all of a block, so every instruction counts. */
 template <class T, int kWords>
 __device__ __forceinline__ void gather_box(const gather_index<kWords> &index, uint32_t box,
                                            const void *base, int64_t ld, int col, int width) {
-    int lane = threadIdx.x & 31;
+    int lane = threadIdx.x & 31, half = (threadIdx.x >> 5) & 1;
     int part = lane & 7, line = lane >> 3;
     const T *src = (const T *)base + col + part * 8;
     uint32_t pitch = (uint32_t)ld * (uint32_t)sizeof(T);
     uint32_t valid = col + part * 8 < width ? index.valid : 0;
-    uint32_t even = box + line * 128 + ((part ^ line) << 4);
-    uint32_t odd = box + line * 128 + ((part ^ (line + 4)) << 4);
+    uint32_t even = box + (32 * half + line) * 128 + ((part ^ line) << 4);
+    uint32_t odd = box + (32 * half + line) * 128 + ((part ^ (line + 4)) << 4);
 #pragma unroll
     for (int i = 0; i < kWords; i++) {
         uint32_t from[8]; /* all first: a shuffle's result takes its time */
@@ -162,7 +193,7 @@ __device__ __forceinline__ void gather_box(const gather_index<kWords> &index, ui
         }
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            cp_async16((j % 2 ? odd : even) + (32 * i + 4 * j) * 128,
+            cp_async16((j % 2 ? odd : even) + (64 * i + 4 * j) * 128,
                        (const char *)src + (uint64_t)from[j] * pitch, valid >> (8 * i + j) & 1u);
         }
     }
@@ -172,13 +203,13 @@ __device__ __forceinline__ void gather_box(const gather_index<kWords> &index, ui
 template <class C>
 __device__ __forceinline__ void gather_block(const gg_params &p, const shared<C> &s, int stage,
                                              const tile &t, int block,
-                                             const gather_index<4> &rows) {
+                                             const gather_index<2> &rows) {
     using T = typename C::T;
     if (!C::kWgrad) { /* lines are rows of the tile */
         gather_box<T>(rows, s.a(stage), p.a, p.lda, block * kTileK, p.k);
         return;
     }
-    gather_index<2> index; /* lines are K: rows of the block */
+    gather_index<1> index; /* lines are K: rows of the block */
     int row = t.row + block * kTileK, left = t.rows - block * kTileK;
     if (p.a_index != nullptr) {
         index.load(p.a_index, row, left, p.a_rows);
@@ -194,7 +225,7 @@ __device__ __forceinline__ void gather_block(const gg_params &p, const shared<C>
     }
 }
 
-/* Warp 3, when a or b is gathered. */
+/* Warps 2 and 3, when a or b is gathered. */
 template <class C> __device__ void feed_gather(const gg_params &p, const shared<C> &s) {
     ring<kSlots> at;
     ring<C::kStages> to;
@@ -209,7 +240,7 @@ template <class C> __device__ void feed_gather(const gg_params &p, const shared<
         if (t.expert < 0) {
             break;
         }
-        gather_index<4> rows;
+        gather_index<2> rows;
         if (!C::kWgrad) {
             rows.load(p.a_index, t.row, t.rows, p.a_rows);
         }
@@ -224,30 +255,6 @@ template <class C> __device__ void feed_gather(const gg_params &p, const shared<
         }
     }
     cp_wait_all();
-}
-
-/* Warp 2, one thread: the copies were ordinary writes, the products read through the
- * async proxy.  A fence in warp 3 would wait for all its copies in flight, one in
- * the consumers for their products; this thread has nothing in flight. */
-template <class C> __device__ void feed_relay(const gg_params &p, const shared<C> &s) {
-    ring<kSlots> at;
-    ring<C::kStages> to;
-    shared<C> first = shared_of(s, 0);
-    while (true) {
-        tile t = tile_wait(s, at);
-        cluster_arrive(first.used(at.index));
-        at.next();
-        if (t.expert < 0) {
-            return;
-        }
-        int blocks = tile_blocks<C>(p, t);
-        for (int i = 0; i < blocks; i++) {
-            mbar_wait(s.copied(to.index), to.parity);
-            fence_async();
-            mbar_arrive(s.full(to.index));
-            to.next();
-        }
-    }
 }
 
 } /* namespace gg */

@@ -25,13 +25,15 @@ __device__ int2 expert_rows(const gg_params &p, int e) {
 
 /* WGRAD's tiles cost what the expert has rows: the longest first, so that none is
  * left to the end.  Row kinds keep the experts' order, in which rows arrive. */
-__device__ int place_of(const gg_params &p, const int *rows, int i) {
+__device__ int place_of(const gg_params &p, const int2 *rows, int i) {
     if (p.kind != EPO_GG_WGRAD) {
         return i;
     }
-    int place = 0;
+    int place = 0, mine = rows[i].y;
+#pragma unroll 8
     for (int j = 0; j < p.count; j++) {
-        place += rows[j] > rows[i] || (rows[j] == rows[i] && j < i);
+        int other = rows[j].y;
+        place += other > mine || (other == mine && j < i);
     }
     return place;
 }
@@ -46,18 +48,23 @@ __device__ int sum_below(int mine) {
     return sum - mine;
 }
 
-/* Exclusive sums over the table in place, by one warp. */
-__device__ void table_sum(const gg_params &p) {
+/* Exclusive sums over the experts in their order, by one warp; writes the table. */
+__device__ void table_write(const gg_params &p, const int2 *rows, const uint16_t *order) {
     int lane = threadIdx.x & 31;
     int units = 0, row_tiles = 0;
     for (int base = 0; base < p.count; base += 32) {
         int i = base + lane;
-        int my_tiles = i < p.count ? expert_row_tiles(p, p.table[i].rows) : 0;
-        int my_units = i < p.count ? expert_units(p, p.table[i].rows) : 0;
+        int2 r = i < p.count ? rows[order[i]] : make_int2(0, 0);
+        int my_tiles = i < p.count ? expert_row_tiles(p, r.y) : 0;
+        int my_units = i < p.count ? expert_units(p, r.y) : 0;
         int tiles_below = sum_below(my_tiles), units_below = sum_below(my_units);
         if (i < p.count) {
-            p.table[i].row_tile = row_tiles + tiles_below;
-            p.table[i].unit = units + units_below;
+            gg_expert *e = &p.table[i];
+            e->unit = units + units_below;
+            e->row_tile = row_tiles + tiles_below;
+            e->expert = p.first + order[i];
+            e->row = r.x;
+            e->rows = r.y;
         }
         row_tiles += __shfl_sync(0xffffffffu, tiles_below + my_tiles, 31);
         units += __shfl_sync(0xffffffffu, units_below + my_units, 31);
@@ -77,25 +84,22 @@ __device__ void table_sum(const gg_params &p) {
 }
 
 __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant__ gg_params p) {
-    __shared__ int rows[GG_MAX_EXPERTS];
+    __shared__ int2 rows[GG_MAX_EXPERTS];
+    __shared__ uint16_t order[GG_MAX_EXPERTS];
     grid_release();
+    for (int i = threadIdx.x; i < p.count; i += kThreads) {
+        rows[i] = expert_rows(p, p.first + i);
+    }
     for (int i = threadIdx.x; i < p.arrived_words; i += kThreads) {
         p.arrived[i] = 0;
     }
-    for (int i = threadIdx.x; i < p.count; i += kThreads) {
-        rows[i] = expert_rows(p, p.first + i).y;
-    }
     __syncthreads();
     for (int i = threadIdx.x; i < p.count; i += kThreads) {
-        gg_expert *e = &p.table[place_of(p, rows, i)];
-        int2 r = expert_rows(p, p.first + i);
-        e->expert = p.first + i;
-        e->row = r.x;
-        e->rows = r.y;
+        order[place_of(p, rows, i)] = (uint16_t)i;
     }
     __syncthreads();
     if (threadIdx.x < 32) {
-        table_sum(p);
+        table_write(p, rows, order);
     }
 }
 

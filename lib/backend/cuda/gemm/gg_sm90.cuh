@@ -18,7 +18,7 @@ __device__ __forceinline__ void barriers_init(const gg_params &p, const shared<C
     for (int i = 0; i < C::kStages; i++) {
         mbar_init(s.full(i), 1 + more);
         mbar_init(s.empty(i), 8 * p.cluster);
-        mbar_init(s.copied(i), 32);
+        mbar_init(s.copied(i), 64);
     }
     for (int i = 0; i < kSlots; i++) {
         mbar_init(s.known(i), 1);
@@ -52,11 +52,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                 feed_tiles(p, s);
             }
         } else if (gathers(p)) {
-            if (warp == 3) {
-                feed_gather(p, s);
-            } else if ((threadIdx.x & 31) == 0) {
-                feed_relay(p, s);
-            }
+            feed_gather(p, s);
         }
     } else {
         regs_more<kMathRegs>();
