@@ -11,7 +11,7 @@ sources() { # name pattern...: files of that name, relative to the tree, without
     for pattern in "$@"; do
         names+=(${names[@]+-o} -name "$pattern")
     done
-    (cd "$root" && find lib spank tools tests jobscripts python m4 .ci ./*.sh \( "${names[@]}" \) -type f 2>/dev/null) |
+    (cd "$root" && find lib spank tools tests jobscripts python m4 etc packaging .ci ./*.sh \( "${names[@]}" \) -type f 2>/dev/null) |
         grep -vE '^m4/(libtool|lt.*)\.m4$' | sed 's|^\./||' | sort
 }
 
