@@ -3,6 +3,7 @@
  * main.c - ep-train: trains a small mixture-of-experts language model, its experts
  * spread over the job's ranks, to see what overlap does.
  */
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,7 @@
 #include "launch.h"
 #include "measure.h"
 #include "options.h"
+#include "output.h"
 #include "report.h"
 #include "train.h"
 
@@ -73,6 +75,14 @@ static epo_status write_part(train *t, report *r, train_voice *voice) {
     return train_agree(t->world, status, voice);
 }
 
+/* A table that nobody could read is a failure. */
+static bool printed(FILE *out) {
+    if (fflush(out) == 0 && ferror(out) == 0)
+        return true;
+    fprintf(stderr, "ep-train: lines are missing: the standard output could not be written\n");
+    return false;
+}
+
 static int run(void *ctx) {
     const options *o = ctx;
     train t = {.opt = o};
@@ -105,7 +115,7 @@ static int run(void *ctx) {
                 "ep-train: %d of %d steps were skipped, their loss or gradient was no number; "
                 "lower --lr\n",
                 t.skipped, o->steps);
-    int failed = status != EPO_OK || t.skipped > 0;
+    int failed = status != EPO_OK || t.skipped > 0 || !printed(stdout);
     if (train_close(&t) != EPO_OK) {
         fprintf(stderr, "ep-train: %s\n", epo_fail_text());
         failed = 1;
@@ -115,6 +125,7 @@ static int run(void *ctx) {
 
 int main(int argc, char **argv) {
     options o;
+    output_standard();
     switch (options_read(argc, argv, &o, stdout)) {
     case OPTIONS_DONE: return 0;
     case OPTIONS_WRONG:

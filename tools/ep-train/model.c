@@ -99,7 +99,12 @@ static size_t lay_out(model *m, char *base) {
     return used;
 }
 
-/* The options' limits keep every product below 2^62; only memory can lack. */
+size_t model_bytes(const model_shape *shape, size_t *dense) {
+    model m = {.shape = *shape, .dense = dense_size(shape)};
+    *dense = m.dense;
+    return lay_out(&m, NULL);
+}
+
 epo_status model_create(const model_shape *shape, moe_block **moe, uint64_t seed, model **out) {
     model *m = calloc(1, sizeof *m);
     if (m == NULL)

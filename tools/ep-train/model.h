@@ -50,6 +50,9 @@ typedef struct model {
     void *arena;
 } model;
 
+/* Bytes that model_create takes; *dense: elements of the dense weights.  The options'
+ * limits keep every product below 2^62. */
+size_t model_bytes(const model_shape *shape, size_t *dense);
 /* Weights by `seed`, the same on every rank.  moe: one block per layer, which the
  * caller keeps and destroys.  On failure *out is untouched. */
 epo_status model_create(const model_shape *shape, moe_block **moe, uint64_t seed, model **out);

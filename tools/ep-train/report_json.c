@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "report.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
 #include "core/status.h"
+#include "output.h"
 
 static void string(FILE *f, const char *name, const char *text) {
     fprintf(f, "  \"%s\": \"", name);
@@ -103,9 +103,11 @@ static void bytes(FILE *f, const epo_stats *s, uint64_t steps) {
 
 epo_status report_json(const report *r, const char *path) {
     const train *t = r->t;
-    FILE *f = fopen(path, "we");
-    if (f == NULL)
-        return epo_fail(EPO_E_SYSTEM, "%s cannot be written: %s", path, strerror(errno));
+    output out;
+    epo_status status = output_open(path, &out);
+    if (status != EPO_OK)
+        return status;
+    FILE *f = out.file;
     fputs("{\n", f);
     settings(f, t);
     if (t->opt->bench == 0) {
@@ -124,7 +126,5 @@ epo_status report_json(const report *r, const char *path) {
     else
         bytes(f, &r->training, (uint64_t)t->opt->steps);
     fprintf(f, "  \"process_peak_mb\": %.9g\n}\n", r->rss_mb);
-    if (ferror(f) != 0 || fclose(f) != 0)
-        return epo_fail(EPO_E_SYSTEM, "%s cannot be written: %s", path, strerror(errno));
-    return EPO_OK;
+    return output_close(&out, EPO_OK);
 }

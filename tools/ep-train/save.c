@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "core/status.h"
+#include "output.h"
 
 static epo_status put(FILE *file, const char *path, const void *data, size_t bytes) {
     if (file == NULL || fwrite(data, 1, bytes, file) == bytes)
@@ -46,21 +47,23 @@ static epo_status put_experts(train *t, FILE *file, const char *path, float *cop
 
 epo_status train_save(train *t, const char *path) {
     const size_t each = 2 * (size_t)t->opt->ffn * (size_t)t->opt->hidden;
-    FILE *file = NULL;
+    output out = {NULL, NULL, NULL};
     epo_status status = EPO_OK;
     float *copy = malloc(each * sizeof *copy);
     if (copy == NULL)
         return epo_fail(EPO_E_NOMEM, "no memory to save the weights");
-    if (t->world->info.rank == 0 && (file = fopen(path, "wbe")) == NULL)
-        status = epo_fail(EPO_E_SYSTEM, "%s cannot be written: %s", path, strerror(errno));
+    if (t->world->info.rank == 0)
+        status = output_open(path, &out);
     if (status == EPO_OK)
-        status = put(file, path, "EPOW1\n", 6);
+        status = put(out.file, path, "EPOW1\n", 6);
     if (status == EPO_OK)
-        status = put(file, path, t->model->w, t->model->dense * sizeof(float));
-    epo_status also = put_experts(t, file, path, copy);
-    status = status != EPO_OK ? status : also;
-    if (file != NULL && fclose(file) != 0 && status == EPO_OK)
-        status = epo_fail(EPO_E_SYSTEM, "%s cannot be written: %s", path, strerror(errno));
+        status = put(out.file, path, t->model->w, t->model->dense * sizeof(float));
+    char text[EPO_ERROR_MAX];
+    snprintf(text, sizeof text, "%s", epo_fail_text());
+    epo_status also = put_experts(t, out.file, path, copy);
+    status = status != EPO_OK ? epo_fail(status, "%s", text) : also;
+    if (out.file != NULL)
+        status = output_close(&out, status);
     free(copy);
     return status;
 }

@@ -8,6 +8,8 @@
 #include <sys/time.h>
 
 #include "core/status.h"
+#include "need.h"
+#include "output.h"
 
 #define STEPS_KEPT 100000 /* of a longer run the last ones */
 
@@ -72,15 +74,33 @@ static epo_status open_blocks(train *t) {
     return EPO_OK;
 }
 
+static model_shape shape_of(const options *o, int tokens) {
+    return (model_shape){.hidden = o->hidden,
+                         .layers = o->layers,
+                         .experts = o->experts,
+                         .top_k = o->top_k,
+                         .seq = o->seq,
+                         .max_tokens = tokens};
+}
+
+/* What can be known to fail before hours of training, and before memory is taken. */
+static epo_status check_before(const options *o, int rank, int ranks, int max_tokens) {
+    const model_shape shape = shape_of(o, max_tokens);
+    size_t dense, bytes = model_bytes(&shape, &dense);
+    if (o->optimizer == OPTIM_ADAMW)
+        bytes += 2 * dense * sizeof(float);
+    epo_status status = need_check(o, o->experts / ranks, ranks, (double)bytes, "/proc/meminfo");
+    if (status == EPO_OK && rank == 0 && o->json != NULL)
+        status = output_check(o->json);
+    if (status == EPO_OK && rank == 0 && o->save_weights != NULL)
+        status = output_check(o->save_weights);
+    return status;
+}
+
 static epo_status open_model(train *t) {
     const options *o = t->opt;
     const size_t tokens = (size_t)t->count * (size_t)o->seq;
-    const model_shape shape = {.hidden = o->hidden,
-                               .layers = o->layers,
-                               .experts = o->experts,
-                               .top_k = o->top_k,
-                               .seq = o->seq,
-                               .max_tokens = (int)tokens};
+    const model_shape shape = shape_of(o, (int)tokens);
     t->input = malloc(tokens + 1);
     t->target = malloc(tokens + 1);
     t->step_ms.room = o->steps < STEPS_KEPT ? o->steps : STEPS_KEPT;
@@ -106,14 +126,18 @@ epo_status train_open(const options *opt, train *out, train_voice *voice) {
         return status;
     }
     const int rank = t.world->info.rank, ranks = t.world->info.ranks;
-    status = train_agree(t.world, data_read(opt->file, opt->seq, opt->batch, &t.text), voice);
+    const int max_tokens = (opt->batch + ranks - 1) / ranks * opt->seq;
+    status = data_read(opt->file, opt->seq, opt->batch, &t.text);
+    if (status == EPO_OK)
+        status = check_before(opt, rank, ranks, max_tokens);
+    status = train_agree(t.world, status, voice);
     if (status != EPO_OK)
         goto agreed;
     const moe_shape shape = {.experts = opt->experts,
                              .hidden = opt->hidden,
                              .ffn = opt->ffn,
                              .top_k = opt->top_k,
-                             .max_tokens = (opt->batch + ranks - 1) / ranks * opt->seq,
+                             .max_tokens = max_tokens,
                              .type = (epo_dtype)opt->dtype};
     status = moe_world_fit(t.world, &shape);
     if (status == EPO_E_ARG || status == EPO_E_UNSUPPORTED) { /* of the same options */
