@@ -109,11 +109,12 @@ static kit kit_new(rank_ctx *c, uint64_t bytes) {
 }
 
 static void kit_end(rank_ctx *c, kit *k) {
-    c->ops->window_destroy(c->be, k->w);
-    c->ops->event_destroy(c->be, k->done);
+    /* Queues first: they end when their operations have, which use the others. */
     c->ops->queue_destroy(c->be, k->fill);
     c->ops->queue_destroy(c->be, k->compute);
     c->ops->queue_destroy(c->be, k->comm);
+    c->ops->event_destroy(c->be, k->done);
+    c->ops->window_destroy(c->be, k->w);
 }
 
 static void kit_send(rank_ctx *c, kit *k, const epo_segment *seg, int nseg, uint64_t epoch,
@@ -423,16 +424,23 @@ static double cpu_s(void) {
 
 #define LINK_BYTES UINT64_C(200000) /* at 0.002 GB/s: 100 ms */
 
-/* Seconds of one exchange of n * LINK_BYTES from rank 0 to rank `to`. */
+static _Atomic int64_t link_sent; /* when rank 0 began */
+
+/* Least seconds, of three exchanges of n * LINK_BYTES from rank 0 to rank `to`, until the
+ * caller saw it: a busy machine makes some late, none early. */
 static double link_time(rank_ctx *c, kit *k, const void *rows, int to, uint64_t n, uint64_t epoch) {
     epo_segment seg = {to, rows, NULL, 0, n, (uint32_t)LINK_BYTES};
-    int64_t start = host_now_ns();
-    kit_send(c, k, &seg, c->rank == 0 ? 1 : 0, epoch, NULL);
-    kit_expect(c, k, epoch);
-    EXPECT(c, c->ops->sync(c->be, k->done) == EPO_OK);
-    double s = (double)(host_now_ns() - start) * 1e-9;
-    EXPECT(c, c->ops->barrier(c->be) == EPO_OK);
-    return s;
+    double least = INFINITY;
+    for (uint64_t try = 0; try < 3; try++) {
+        if (c->rank == 0)
+            link_sent = host_now_ns();
+        kit_send(c, k, &seg, c->rank == 0 ? 1 : 0, 3 * epoch + try, NULL);
+        kit_expect(c, k, 3 * epoch + try);
+        EXPECT(c, c->ops->sync(c->be, k->done) == EPO_OK);
+        least = fmin(least, (double)(host_now_ns() - link_sent) * 1e-9);
+        EXPECT(c, c->ops->barrier(c->be) == EPO_OK);
+    }
+    return least;
 }
 
 static void link_rank(rank_ctx *c) {
@@ -446,7 +454,7 @@ static void link_rank(rank_ctx *c) {
         EXPECT(c, one >= 0.1 && two >= 0.2); /* never faster than the link */
         EXPECT(c, two > 1.5 * one && two < 3.0 * one);
         EXPECT(c, self < 0.5 * one); /* only the latency */
-        EXPECT(c, used < 0.3 * (one + two));
+        EXPECT(c, used < 0.9 * (one + two));
     }
     free(rows);
     kit_end(c, &k);
