@@ -441,6 +441,40 @@ static void a_stranger_on_the_name(void) {
     procs_free(all);
 }
 
+/* Rank `shared[0]` is welcomed and ends before it is one of the group. */
+static void open_or_end(procs *all, proc *me) {
+    if (me->config.rank != all->shared[0]) {
+        just_open(all, me);
+        return;
+    }
+    host_place place = {.rank = me->config.rank,
+                        .ranks = all->n,
+                        .world_rank = me->config.rank,
+                        .world_ranks = all->n,
+                        .timeout_ns = 20000000000,
+                        .warn_ns = 20000000000};
+    struct host_join *join;
+    host_shared *shared;
+    EXPECT(me, host_join_ranks(&place, &join, &shared) == EPO_OK);
+}
+
+static void one_that_ends_while_the_group_is_made(void) {
+    for (int who = 0; who < 3; who++) {
+        procs *all = procs_new(3, 20.0, open_or_end);
+        all->shared[0] = (unsigned char)who;
+        CU_ASSERT_TRUE(procs_run(all));
+        CU_ASSERT_EQUAL(procs_failures(all), 0);
+        for (int r = 0; r < 3; r++) {
+            if (r == who)
+                continue;
+            CU_ASSERT_EQUAL(all->p[r].status, EPO_E_PEER); /* found, not waited out */
+            CU_ASSERT(text_has(all->p[r].text, "ended while the group was made"));
+            CU_ASSERT(text_has_pid(all->p[r].text, all->p[who].pid));
+        }
+        procs_free(all);
+    }
+}
+
 /* ---- dying company ---------------------------------------------------------------------- */
 
 static void wait_for_all(procs *all, proc *me) {
@@ -620,6 +654,7 @@ int main(void) {
         {"node lists are read", node_lists_are_read},
         {"a stranger on the name", a_stranger_on_the_name},
         {"steps of two clusters do not meet", steps_of_two_clusters_do_not_meet},
+        {"one that ends while the group is made", one_that_ends_while_the_group_is_made},
         {"a rank that dies", a_rank_that_dies},
         {"a rank that stops", a_rank_that_stops},
         {"a bootstrap of the caller's", a_bootstrap_of_the_callers},

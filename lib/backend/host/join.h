@@ -51,6 +51,8 @@ epo_status host_join_ranks(const host_place *place, struct host_join **join, hos
 /* Rank 0's part: meets the others, gives them the shared block. */
 epo_status host_join_lead(const host_place *place, const host_hello *me, const host_name *name,
                           int64_t until_ns, struct host_join *join, host_shared **shared);
+/* Has `rank` closed its end?  Rank 0 sees all others, they see rank 0. */
+bool host_join_hung_up(const struct host_join *join, int rank);
 void host_join_destroy(struct host_join *join);
 
 /* ---- memfile.c --------------------------------------------------------------- */

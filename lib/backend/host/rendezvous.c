@@ -159,6 +159,12 @@ epo_status host_join_ranks(const host_place *place, struct host_join **out, host
     return EPO_OK;
 }
 
+bool host_join_hung_up(const struct host_join *join, int rank) {
+    int fd = join->rank == 0 ? join->fd[rank] : rank == 0 ? join->fd[0] : -1;
+    struct pollfd p = {fd, 0, 0};
+    return fd >= 0 && poll(&p, 1, 0) == 1 && (p.revents & POLLHUP) != 0;
+}
+
 void host_join_destroy(struct host_join *join) {
     if (join == NULL)
         return;

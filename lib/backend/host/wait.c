@@ -4,7 +4,7 @@
  */
 #include "config.h"
 
-#include "backend/host/host.h"
+#include "backend/host/join.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -219,7 +219,11 @@ static const char *host_peer_lost(epo_backend *be, int rank) {
     switch (host_peer_look(be->shared, rank)) {
     case HOST_PEER_DEAD: return "ended without closing the group";
     case HOST_PEER_LEFT: return "left the group";
-    default: break;
+    case HOST_PEER_COMING:
+        if (be->join != NULL && host_join_hung_up(be->join, rank))
+            return "ended while the group was made";
+        break;
+    case HOST_PEER_HERE: break;
     }
     uint64_t refused = atomic_load(&be->shared->peer[rank].refused);
     return refused != 0 && refused >= atomic_load(&be->turns)
