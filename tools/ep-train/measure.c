@@ -358,7 +358,8 @@ epo_status measure_run(train *t, int pairs, measured *out) {
         status = one_counted_pass(t, m.have_on ? &on : &serial, &m);
     if (status != EPO_OK) /* the run is abandoned: closing would wait for the peers */
         return status;
-    m.floor_ms = fmax(m.ffn_best_ms, m.dispatch_least_ms + m.combine_least_ms);
+    m.share = t->cores > 0 ? fmax(1, (double)t->world->info.ranks / t->cores) : 1;
+    m.floor_ms = fmax(m.ffn_best_ms * m.share, m.dispatch_least_ms + m.combine_least_ms);
     m.exposed_ms = (m.have_on ? m.on.median : m.serial.median) - m.ffn_alone_ms;
     m.efficiency = m.have_on && m.serial.median > m.floor_ms
                        ? (m.serial.median - m.on.median) / (m.serial.median - m.floor_ms)

@@ -8,7 +8,7 @@
  *   FFN*            the same at the best rate seen for each kind of GEMM
  *   D*, C*          least bytes of dispatch and combine (one row per token and
  *                   destination rank) at the link's or the memory copy's rate
- *   T_floor         max(FFN*, D* + C*)
+ *   T_floor         max(FFN*, D* + C*); FFN* times ranks / cores where ranks share cores
  */
 #ifndef EP_TRAIN_MEASURE_H
 #define EP_TRAIN_MEASURE_H
@@ -28,6 +28,7 @@ typedef struct measured {
     double ffn_alone_ms, ffn_best_ms, ffn_gflops;
     double dispatch_least_ms, combine_least_ms, rate_gbs;
     const char *rate_of; /* "emulated link" or "memory copy" */
+    double share;        /* ranks for each core, at least 1 */
     double floor_ms, exposed_ms, efficiency;
     epo_overlap_times unions; /* this rank, of one overlapped (else serial) pass */
     uint64_t dropped;         /* intervals that did not fit */

@@ -5,16 +5,10 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <sched.h>
 #include <string.h>
 
 static const char *dispatcher_name(const epo_group_info *i) {
     return i->dispatcher == EPO_DISPATCH_FLEX ? "flex" : "alltoall";
-}
-
-static int cores(void) {
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 0;
 }
 
 double report_rss_mb(void) {
@@ -57,10 +51,10 @@ void report_opening(const train *t, FILE *out) {
             o->layers, o->hidden, o->experts, o->ffn, o->top_k,
             o->dtype == EPO_BF16 ? "bf16" : "fp32", o->micro_batches, o->batch, o->seq,
             o->file != NULL ? o->file : DATA_DEFAULT, t->text.count, o->seed);
-    if (i->ranks > cores() && cores() > 0)
+    if (t->cores > 0 && i->ranks > t->cores)
         fprintf(out,
                 "ep-train: %d ranks share %d cores: times show the order of things, not a speed\n",
-                i->ranks, cores());
+                i->ranks, t->cores);
     fflush(out);
 }
 
@@ -98,7 +92,10 @@ static void training_rows(const report *r, FILE *out) {
 
 static void comparison_rows(const report *r, FILE *out) {
     const measured *m = r->m;
-    char value[48], note[200];
+    char value[48], note[200], shared[48] = "";
+    if (m->share > 1)
+        snprintf(shared, sizeof shared, " x %d ranks / %d cores", r->t->world->info.ranks,
+                 r->t->cores);
     if (m->have_on)
         fprintf(out, "serial and overlapped, %d interleaved pairs: all expert layers of one step\n",
                 m->pairs);
@@ -108,9 +105,9 @@ static void comparison_rows(const report *r, FILE *out) {
     if (m->have_on)
         row_spread(out, "T_on", &m->on, "as in the training");
     row_ms(out, "FFN_alone", m->ffn_alone_ms, "the experts' work without communication");
-    snprintf(note, sizeof note, "max(FFN* %.3f, D*+C* %.3f): %.1f GFLOP/s a rank, %.2f GB/s %s",
-             m->ffn_best_ms, m->dispatch_least_ms + m->combine_least_ms, m->ffn_gflops, m->rate_gbs,
-             m->rate_of);
+    snprintf(note, sizeof note, "max(FFN* %.3f%s, D*+C* %.3f): %.1f GFLOP/s a rank, %.2f GB/s %s",
+             m->ffn_best_ms, shared, m->dispatch_least_ms + m->combine_least_ms, m->ffn_gflops,
+             m->rate_gbs, m->rate_of);
     row_ms(out, "T_floor", m->floor_ms, note);
     if (m->have_on) {
         snprintf(value, sizeof value, "%.3f x", m->speedup.median);

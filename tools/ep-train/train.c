@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "config.h"
+
 #include "train.h"
 
 #include <errno.h>
 #include <math.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/time.h>
@@ -97,6 +100,21 @@ static epo_status check_before(const options *o, int rank, int ranks, int max_to
     return status;
 }
 
+/* Cores that the ranks may use together: each may be bound to its own. */
+static epo_status count_cores(train *t) {
+    cpu_set_t set;
+    float any[CPU_SETSIZE];
+    CPU_ZERO(&set);
+    (void)sched_getaffinity(0, sizeof set, &set);
+    for (int i = 0; i < CPU_SETSIZE; i++)
+        any[i] = CPU_ISSET(i, &set) ? 1 : 0;
+    epo_status status = moe_world_sum(t->world, any, CPU_SETSIZE);
+    t->cores = 0;
+    for (int i = 0; i < CPU_SETSIZE; i++)
+        t->cores += any[i] > 0;
+    return status;
+}
+
 static epo_status open_model(train *t) {
     const options *o = t->opt;
     const size_t tokens = (size_t)t->count * (size_t)o->seq;
@@ -150,6 +168,8 @@ epo_status train_open(const options *opt, train *out, train_voice *voice) {
         status = open_blocks(&t);
     if (status == EPO_OK)
         status = open_model(&t);
+    if (status == EPO_OK)
+        status = count_cores(&t);
     if (status == EPO_OK)
         *out = t;
     else

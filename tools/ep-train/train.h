@@ -23,6 +23,7 @@ typedef struct train {
     optim *dense, **experts; /* [2 * layers]: w1, w2 of each layer */
     uint8_t *input, *target; /* of a micro-batch on this rank */
     int first, count;        /* this rank's sequences of each micro-batch */
+    int cores;               /* that all ranks may use together; 0: not known */
     int step;
     double first_loss, last_loss;
     int skipped, nans;           /* steps without an update, without a loss */
