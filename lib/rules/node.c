@@ -3,6 +3,7 @@
 
 #include "core/version.h"
 #include "rules/launch.h"
+#include "rules/program.h"
 #include "rules/settings.h"
 
 #include <stdarg.h>
@@ -319,31 +320,45 @@ epo_status epo_node_judge(const epo_node_question *question, epo_facts *facts,
 
 /* --- reading a task -------------------------------------------------------------- */
 
-static bool takes_more_from_files(char *const *arguments, int count) {
+static bool takes_more_from_files(const epo_words *words) {
     static const char *const flags[] = {"--yaml-cfg", "--use-checkpoint-args",
                                         "--use-mp-args-from-checkpoint-args", NULL};
-    for (int i = 0; i < count; i++)
+    for (size_t i = 1; i < words->count; i++)
         for (const char *const *flag = flags; *flag != NULL; flag++)
-            if (strncmp(arguments[i], *flag, strlen(*flag)) == 0)
+            if (strncmp(words->word[i].text, *flag, strlen(*flag)) == 0)
                 return true;
     return false;
 }
 
-epo_status epo_node_arguments(char *const *arguments, int count, epo_facts *facts,
-                              epo_framework *framework) {
+static epo_status read_settings(char *const *arguments, int count, const epo_program *program,
+                                epo_facts *facts) {
     epo_words words = {0};
-    epo_command command = {.framework = EPO_FRAMEWORK_UNKNOWN};
+    epo_command command;
     epo_status status = EPO_OK;
     for (int i = 0; i < count && status == EPO_OK; i++)
         status = epo_words_add(&words, arguments[i], 0, false, i == 0);
     if (status == EPO_OK)
         status = epo_command_read(&words, NULL, false, facts, &command);
     epo_words_free(&words);
-    if (status == EPO_OK && command.framework == EPO_FRAMEWORK_MEGATRON_LM &&
-        !takes_more_from_files(arguments, count))
-        status = epo_settings_default(facts, EPO_DEFAULTS_MEGATRON_LM);
     if (status == EPO_OK)
-        *framework = command.framework;
+        status = epo_facts_set(facts, "framework", epo_framework_name(program->framework),
+                               "the command");
+    if (status == EPO_OK && program->framework == EPO_FRAMEWORK_MEGATRON_LM &&
+        !takes_more_from_files(&program->words))
+        status = epo_settings_default(facts, EPO_DEFAULTS_MEGATRON_LM);
+    return status;
+}
+
+epo_status epo_node_arguments(char *const *arguments, int count, epo_facts *facts,
+                              epo_framework *framework) {
+    epo_program program;
+    epo_status status = epo_program_read(arguments, count, &program);
+    bool readable = program.kind == EPO_PROGRAM_FRAMEWORK;
+    if (status == EPO_OK && readable)
+        status = read_settings(arguments, count, &program, facts);
+    if (status == EPO_OK)
+        *framework = readable ? program.framework : EPO_FRAMEWORK_UNKNOWN;
+    epo_program_free(&program);
     return status;
 }
 

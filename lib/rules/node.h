@@ -39,7 +39,8 @@ typedef struct epo_node_question {
     epo_framework framework; /* `facts` hold its settings; UNKNOWN: another program */
 } epo_node_question;
 
-/* Reads a task's words.  The framework is UNKNOWN where they show none. */
+/* Reads a task's words.  The framework is UNKNOWN where they show none; then nothing
+ * of them is taken for a setting. */
 epo_status epo_node_arguments(char *const *arguments, int count, epo_facts *facts,
                               epo_framework *framework);
 

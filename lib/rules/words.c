@@ -38,13 +38,13 @@ void epo_words_free(epo_words *words) {
 }
 
 typedef struct splitter {
-    const char *at, *end;
+    const char *text, *at, *end;
     unsigned line, word_line;
     epo_words *words;
     epo_facts *variables; /* assigned so far */
     char *buffer;         /* the word in the making */
     size_t length;
-    bool in_word, open, begins;
+    bool in_word, open, begins, redirects;
     char quote;
     epo_status status;
 } splitter;
@@ -86,8 +86,12 @@ static void end_word(splitter *s) {
     remember(s);
     if (s->status == EPO_OK)
         s->status = epo_words_add(s->words, s->buffer, s->word_line, s->open, s->begins);
+    if (s->status == EPO_OK) {
+        s->words->word[s->words->count - 1].redirects = s->redirects;
+        s->words->word[s->words->count - 1].end = (size_t)(s->at - s->text);
+    }
     s->length = 0;
-    s->in_word = s->open = s->begins = false;
+    s->in_word = s->open = s->begins = s->redirects = false;
 }
 
 static void end_command(splitter *s) {
@@ -239,13 +243,15 @@ static void take_plain(splitter *s) {
         push(s, c);
         s->at++;
     } else {
+        s->redirects = s->redirects || c == '<' || c == '>';
         push(s, c);
         s->at++;
     }
 }
 
 epo_status epo_words_split(epo_words *words, const char *text, size_t length) {
-    splitter s = {.at = text,
+    splitter s = {.text = text,
+                  .at = text,
                   .end = text + length,
                   .line = 1,
                   .words = words,

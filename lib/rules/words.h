@@ -15,9 +15,11 @@
 
 typedef struct epo_word {
     char *text;
-    unsigned line; /* 0: an argument vector */
-    bool open;     /* holds something that only a shell can tell: $(date), $UNSET */
-    bool begins;   /* first word of a command */
+    unsigned line;  /* 0: an argument vector */
+    bool open;      /* holds something that only a shell can tell: $(date), $UNSET */
+    bool begins;    /* first word of a command */
+    bool redirects; /* of a script: holds an unquoted < or > */
+    size_t end;     /* of a script: the offset behind it */
 } epo_word;
 
 typedef struct epo_words {
