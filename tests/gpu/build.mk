@@ -18,7 +18,8 @@ NVCCFLAGS = -ccbin $(CXX) -std=c++17 -O3 -lineinfo $(GENCODE) $(INCLUDES) -Xcomp
   -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-Wall,-Wextra,-Werror
 LIBS := -L$(CUDA)/lib64 -lcudart_static -lpthread -ldl -lrt -lm
 
-C_FILES := lib/core/status.c $(wildcard lib/backend/*.c lib/backend/cuda/*.c lib/backend/cuda/gemm/*.c lib/moe/*.c)
+MEET := meet place rendezvous lead socket hello nodes memfile shm collective wait
+C_FILES := lib/core/status.c $(MEET:%=lib/backend/host/%.c) $(wildcard lib/backend/*.c lib/backend/cuda/*.c lib/backend/cuda/gemm/*.c lib/moe/*.c)
 CU_FILES := $(wildcard lib/backend/cuda/*.cu lib/backend/cuda/gemm/*.cu)
 OBJECTS := $(C_FILES:%.c=$(O)/%.o) $(CU_FILES:%.cu=$(O)/%.cu.o)
 PROGRAMS := units layer bench
@@ -28,7 +29,7 @@ all: $(PROGRAMS:%=$(O)/%) $(O)/engine_cuda.so
 
 $(O)/config.h: configure.ac
 	@mkdir -p $(@D)
-	echo '#define PACKAGE_VERSION "$(VERSION)"' > $@
+	printf '#define PACKAGE_VERSION "%s"\n#ifndef _GNU_SOURCE\n#define _GNU_SOURCE 1\n#endif\n' "$(VERSION)" > $@
 	echo '#include <nccl.h>' | $(CC) $(INCLUDES) -E - > /dev/null 2>&1 && echo '#define HAVE_NCCL 1' >> $@ || true
 $(O)/%.o: %.c $(HEADERS) $(O)/config.h
 	@mkdir -p $(@D)

@@ -8,6 +8,7 @@
 #include "backend/cuda/gpu.h"
 
 #include "backend/engine.h"
+#include "backend/meet.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -55,6 +56,7 @@ struct gpu_meet {
     double timeout_s;
     bool threads;
     meet_room *room;
+    epo_meeting *meeting; /* processes */
     uint64_t room_bytes;
     uint64_t barriers, gathers;
 };
@@ -192,47 +194,10 @@ typedef struct meet_card {
     int ok;
 } meet_card;
 
-static epo_status meet_agree(int ranks, const meet_card *all, const char *what) {
-    for (int r = 0; r < ranks; r++)
-        if (!all[r].ok)
-            return epo_fail(EPO_E_PEER, "%s: rank %d failed; its own message says why", what, r);
-    return EPO_OK;
-}
-
-static epo_status meet_bootstrap(const epo_backend_config *c, gpu_meet *m) {
-    const epo_bootstrap *b = c->bootstrap;
-    meet_card mine = {.ok = 1}, *all = calloc((size_t)m->ranks, sizeof *all);
-    epo_status status = EPO_OK;
-    void *p = NULL;
-    if (all == NULL)
-        return epo_fail(EPO_E_NOMEM, "rank %d: no memory to meet %d ranks", m->rank, m->ranks);
-    if (m->rank == 0)
-        status = shm_make(m, m->room_bytes, mine.name, &p);
-    mine.ok = status == EPO_OK;
-    if (b->allgather(b->ctx, &mine, sizeof mine, all) != 0) {
-        status = epo_fail(EPO_E_PEER, "rank %d: the caller's allgather failed", m->rank);
-        goto out;
-    }
-    if (!all[0].ok) {
-        if (m->rank != 0)
-            status = meet_agree(1, all, "shared memory of the group");
-        goto out;
-    }
-    if (m->rank != 0)
-        status = shm_join(m, m->room_bytes, all[0].name, &p);
-    mine.ok = status == EPO_OK;
-    if (b->allgather(b->ctx, &mine, sizeof mine, all) != 0)
-        status = epo_fail(EPO_E_PEER, "rank %d: the caller's allgather failed", m->rank);
-    else if (status == EPO_OK)
-        status = meet_agree(m->ranks, all, "shared memory of the group");
-out:
-    if (m->rank == 0 && mine.name[0] != '\0')
-        shm_unlink(mine.name);
-    if (status != EPO_OK && p != NULL)
-        munmap(p, m->room_bytes);
-    else
-        m->room = p;
-    free(all);
+static epo_status meet_processes(const epo_backend_config *c, gpu_meet *m) {
+    void *block = NULL;
+    epo_status status = epo_meet(c, m->room_bytes, &m->meeting, &block);
+    m->room = block;
     return status;
 }
 
@@ -253,17 +218,12 @@ epo_status gpu_meet_open(const epo_backend_config *c, gpu_meet **out) {
         status = epo_fail(EPO_E_ARG, "ranks: found %d, allowed 1..%d", m->ranks, MEET_RANKS);
     else if (c->threads != NULL)
         status = meet_threads(c, m);
-    else if (c->bootstrap != NULL)
-        status = meet_bootstrap(c, m);
-    else if (m->ranks == 1)
-        m->room =
-            mmap(NULL, m->room_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    else if (m->ranks > 1)
+        status = meet_processes(c, m);
     else
-        status = epo_fail(EPO_E_UNSUPPORTED,
-                          "rank %d: the CUDA engine needs a bootstrap or threads to meet %d ranks",
-                          m->rank, m->ranks);
-    if (status == EPO_OK && m->room == MAP_FAILED)
-        status = epo_fail(EPO_E_SYSTEM, "rank %d: mmap: %s", m->rank, strerror(errno));
+        m->room = calloc(1, m->room_bytes);
+    if (status == EPO_OK && m->room == NULL)
+        status = epo_fail(EPO_E_NOMEM, "rank %d: no memory for a group", m->rank);
     if (status != EPO_OK) {
         free(m);
         return status;
@@ -276,9 +236,9 @@ void gpu_meet_close(gpu_meet *m, bool broken) {
     (void)broken;
     if (m == NULL)
         return;
-    if (!m->threads)
-        munmap(m->room, m->room_bytes);
-    else if (atomic_fetch_sub(&m->room->users, 1) == 1)
+    if (m->meeting != NULL)
+        epo_meeting_end(m->meeting);
+    else if (!m->threads || atomic_fetch_sub(&m->room->users, 1) == 1)
         free(m->room);
     free(m);
 }

@@ -7,67 +7,10 @@
 #include "backend/host/convert.h"
 #include "backend/host/join.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-/* ---- where this rank stands ------------------------------------------------ */
-
-static epo_status place_group(const epo_backend_config *c, host_place *p) {
-    p->rank = c->rank;
-    p->ranks = c->ranks;
-    p->members = c->members;
-    if (c->members == NULL)
-        return EPO_OK;
-    p->rank = -1;
-    p->ranks = c->nmembers;
-    if (c->nmembers < 1 || c->nmembers > c->ranks)
-        return epo_fail(EPO_E_ARG, "members of a group: found %d, allowed 1..%d", c->nmembers,
-                        c->ranks);
-    for (int i = 0; i < c->nmembers; i++) {
-        if (c->members[i] < 0 || c->members[i] >= c->ranks)
-            return epo_fail(EPO_E_ARG, "member %d of a group: found rank %d, allowed 0..%d", i,
-                            c->members[i], c->ranks - 1);
-        for (int j = 0; j < i; j++)
-            if (c->members[j] == c->members[i])
-                return epo_fail(EPO_E_ARG, "members of a group: rank %d is named twice",
-                                c->members[i]);
-        if (c->members[i] == c->rank)
-            p->rank = i;
-    }
-    if (p->rank < 0)
-        return epo_fail(EPO_E_ARG, "rank %d is not in the member list it gave", c->rank);
-    return EPO_OK;
-}
-
-static int64_t limit_ns(double seconds, double otherwise) {
-    double s = seconds > 0.0 ? seconds : otherwise;
-    return s > 1e9 ? INT64_C(1000000000) * 1000000000 : (int64_t)(s * 1e9);
-}
-
-static epo_status place_find(const epo_backend_config *c, host_place *p) {
-    if (c->ranks < 1 || c->rank < 0 || c->rank >= c->ranks)
-        return epo_fail(EPO_E_ARG, "rank %d of %d: allowed 0..ranks-1, at least one rank", c->rank,
-                        c->ranks);
-    if (isnan(c->timeout_s) || isnan(c->warn_s) || c->timeout_s < 0.0 || c->warn_s < 0.0)
-        return epo_fail(EPO_E_ARG, "limits: found %g s and %g s, allowed 0 (default) or more",
-                        c->timeout_s, c->warn_s);
-    memset(p, 0, sizeof *p);
-    p->world_rank = c->rank;
-    p->world_ranks = c->ranks;
-    p->bootstrap = c->bootstrap;
-    p->timeout_ns = limit_ns(c->timeout_s, 600.0);
-    p->warn_ns = limit_ns(c->warn_s, 30.0);
-    epo_status status = place_group(c, p);
-    if (status == EPO_OK && p->ranks > HOST_RANKS_MAX)
-        status = epo_fail(EPO_E_ARG, "ranks of a group on one machine: found %d, allowed 1..%d",
-                          p->ranks, HOST_RANKS_MAX);
-    if (status == EPO_OK)
-        status = host_link_parse(getenv(EPO_ENV_HOST_LINK), &p->link);
-    return status;
-}
 
 /* ---- opening and closing ---------------------------------------------------- */
 
@@ -130,7 +73,9 @@ static void backend_free(epo_backend *be) {
 
 static epo_status host_open(const epo_backend_config *config, epo_backend **out) {
     host_place place;
-    epo_status status = place_find(config, &place);
+    epo_status status = host_place_find(config, &place);
+    if (status == EPO_OK)
+        status = host_link_parse(getenv(EPO_ENV_HOST_LINK), &place.link);
     if (status != EPO_OK)
         return status;
     epo_backend *be = backend_new(&place);

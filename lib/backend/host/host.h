@@ -224,6 +224,10 @@ host_peer_state host_peer_look(host_shared *shared, int rank);
 /* "rank 3 (pid 71 on n2)", "rank 3" for threads; of the group. */
 const char *host_peer_name(const host_shared *shared, int rank, char *text, size_t size);
 
+/* ---- place.c: where this rank stands */
+
+epo_status host_place_find(const epo_backend_config *config, host_place *place);
+
 /* ---- world.c, rendezvous.c: how ranks meet ----------------------------- */
 
 epo_status host_world_create(int ranks, epo_world **out);
