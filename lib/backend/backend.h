@@ -89,6 +89,7 @@ typedef struct epo_backend_info {
     double link_gbs, link_us;
     int default_chunks;
     bool one_sided; /* exchange writes peers' windows; else two-sided */
+    bool fused;     /* gemm takes an activation */
     uint32_t types; /* bit 1 << epo_dtype for each type served; 0: fp32 and bf16 */
 } epo_backend_info;
 
@@ -144,6 +145,11 @@ typedef struct epo_gemm {
     /* The same numbers in ordinary memory, for a backend whose operation memory the
      * CPU cannot read; NULL: row_first and row_count are ordinary memory. */
     const uint64_t *cpu_first, *cpu_count;
+    /* Only where info->fused: the activation beside the product, NULL without.
+     * FORWARD: `c` is h; act->a is made from it.  DGRAD: the product is da, which is
+     * not kept; act->a, act->dh and act->dw are made from act->h, dh in h's place;
+     * `c` is act->a.  The act's rows are those of the experts. */
+    const struct epo_swiglu *act;
 } epo_gemm;
 
 typedef struct epo_rows_gather {
@@ -240,6 +246,8 @@ typedef struct epo_backend_ops {
     void (*queue_destroy)(epo_backend *be, epo_queue *queue);
     epo_status (*event_create)(epo_backend *be, epo_event **out);
     void (*event_destroy)(epo_backend *be, epo_event *event);
+    /* Has the last signal issued for it happened?  NULL: use `call`. */
+    bool (*event_query)(epo_backend *be, epo_event *event);
     /* Later operations of `queue` come after what the caller's stream holds now,
      * and the caller's stream continues after `event`.  Host: the first does
      * nothing, the second is sync(). */
@@ -255,6 +263,10 @@ typedef struct epo_backend_ops {
     epo_status (*gemm)(epo_queue *q, const epo_gemm *g, const epo_deps *deps);
     epo_status (*swiglu)(epo_queue *q, const epo_swiglu *s, const epo_deps *deps);
     epo_status (*zero)(epo_queue *q, void *ptr, uint64_t bytes, const epo_deps *deps);
+    /* Contiguous bytes beside other queues' work (a copy engine); NULL: there is no
+     * such way, gather serves. */
+    epo_status (*copy)(epo_queue *q, void *dst, const void *src, uint64_t bytes,
+                       const epo_deps *deps);
     /* Routing without the CPU; all three or none (NULL).  route_count: complete on
      * return, after what the queue holds.  route_send: the maps of epo_route_send for
      * the routing counted last; expert_first is ordinary memory, read before the call

@@ -7,13 +7,16 @@
  */
 #include "moe/moe.h"
 
-static void gemm(moe_pass *p, const epo_layer *l, int chunk, const epo_gemm *shape,
-                 epo_event *signal, const char *name) {
+/* One product of the chunk's experts after `deps`' waits, and, if `act` is not NULL,
+ * the activation behind it; `signal` comes at the end. */
+static void product(moe_pass *p, const epo_layer *l, int chunk, const epo_gemm *shape,
+                    const epo_swiglu *act, epo_deps *deps, epo_event *signal) {
+    const epo_backend_ops *ops = p->group->ops;
     const epo_plan *plan = p->plan;
     epo_route_shape s = moe_buffer_shape(p->buffer, plan->top_k);
-    epo_deps deps = moe_deps(name, EPO_INTERVAL_COMPUTE, chunk);
-    deps.signal = signal;
     epo_gemm g = *shape;
+    epo_swiglu a = {0};
+    bool fused = act != NULL && ops->info(p->group->be)->fused;
     g.type = g.c_type = l->config.type;
     g.row_first = plan->op_first;
     g.row_count = plan->op_count;
@@ -21,59 +24,67 @@ static void gemm(moe_pass *p, const epo_layer *l, int chunk, const epo_gemm *sha
     g.cpu_count = plan->count;
     g.first = epo_route_chunk_first(&s, chunk);
     g.count = epo_route_chunk_first(&s, chunk + 1) - g.first;
+    if (act != NULL) {
+        a = *act;
+        a.w = plan->weight;
+        a.row = moe_pass_first_row(p, chunk);
+        a.rows = moe_pass_first_row(p, chunk + 1) - a.row;
+        a.ffn = l->config.ffn;
+        a.type = l->config.type;
+    }
+    g.act = fused ? &a : NULL;
+    deps->signal = act == NULL || fused ? signal : NULL;
     if (p->status == EPO_OK)
-        p->status = p->group->ops->gemm(p->group->compute, &g, &deps);
+        p->status = ops->gemm(moe_pass_lane(p, chunk), &g, deps);
+    if (act == NULL || fused || p->status != EPO_OK)
+        return;
+    epo_deps behind = moe_deps("swiglu", EPO_INTERVAL_COMPUTE, chunk);
+    behind.signal = signal;
+    p->status = ops->swiglu(moe_pass_lane(p, chunk), &a, &behind);
 }
 
-static void swiglu(moe_pass *p, const epo_layer *l, int chunk, const epo_swiglu *arrays,
-                   epo_event *signal) {
-    epo_deps deps = moe_deps("swiglu", EPO_INTERVAL_COMPUTE, chunk);
-    deps.signal = signal;
-    epo_swiglu s = *arrays;
-    s.w = p->plan->weight;
-    s.row = moe_pass_first_row(p, chunk);
-    s.rows = moe_pass_first_row(p, chunk + 1) - s.row;
-    s.ffn = l->config.ffn;
-    s.type = l->config.type;
-    if (p->status == EPO_OK)
-        p->status = p->group->ops->swiglu(p->group->compute, &s, &deps);
+static void chunk_forward(moe_pass *p, epo_layer *l, int c, epo_saved *saved, void *a, void *out) {
+    epo_group *g = p->group;
+    int hidden = l->config.hidden, ffn = l->config.ffn;
+    bool last = c == p->chunks - 1;
+    epo_deps up = moe_deps("fc1", EPO_INTERVAL_COMPUTE, c);
+    epo_deps down = moe_deps("fc2", EPO_INTERVAL_COMPUTE, c);
+    epo_gemm fc1 = {.kind = EPO_GEMM_FORWARD,
+                    .a = moe_pass_take(p, c, saved->x.ptr, &up),
+                    .b = l->config.w1,
+                    .c = saved->h.ptr,
+                    .n = 2 * ffn,
+                    .k = hidden};
+    epo_gemm fc2 = {
+        .kind = EPO_GEMM_FORWARD, .a = a, .b = l->config.w2, .c = out, .n = hidden, .k = ffn};
+    epo_swiglu act = {.h = saved->h.ptr, .a = a};
+    bool odd = moe_pass_lane(p, c) == g->odd && g->odd != NULL;
+    product(p, l, c, &fc1, &act, &up, odd ? g->odd_used : g->used);
+    if (last)
+        moe_pass_taken(p, g->used, c > 0 ? g->odd_used : NULL);
+    product(p, l, c, &fc2, NULL, &down, g->rows);
+    moe_pass_return(p, c, out, NULL);
 }
 
 epo_status moe_layer_forward(epo_layer *layer, epo_plan *plan, const void *x, void *y,
-                             epo_saved *saved, epo_stream stream) {
+                             epo_saved *saved, bool keep, epo_stream stream) {
     epo_group *g = layer->group;
-    int hidden = layer->config.hidden, ffn = layer->config.ffn;
+    uint64_t hidden = (uint64_t)layer->config.hidden, ffn = (uint64_t)layer->config.ffn;
     uint64_t size = moe_type_size(layer->config.type), rows = plan->rows;
     moe_block a = {NULL, 0}, out = {NULL, 0};
     moe_pass p;
     moe_pass_begin(&p, plan, plan->chunks, stream);
-    moe_pass_get(&p, rows, (uint64_t)hidden * size, &saved->x);
-    moe_pass_get(&p, rows, 2 * (uint64_t)ffn * size, &saved->h);
-    moe_pass_get(&p, rows, (uint64_t)ffn * size, &a);
-    moe_pass_get(&p, rows, (uint64_t)hidden * size, &out);
+    /* x is for the weight gradients alone, unless rows must be expanded first. */
+    if ((keep && layer->config.dw1 != NULL) || !moe_pass_in_place(&p))
+        moe_pass_get(&p, rows, hidden * size, &saved->x);
+    moe_pass_get(&p, rows, 2 * ffn * size, &saved->h);
+    moe_pass_get(&p, rows, ffn * size, &a);
+    moe_pass_get(&p, rows, hidden * size, &out);
     moe_pass_dispatch(&p, x);
     if (p.status == EPO_OK)
         p.status = moe_wgrad_issue_delayed(g);
-    epo_gemm fc1 = {.kind = EPO_GEMM_FORWARD,
-                    .a = saved->x.ptr,
-                    .b = layer->config.w1,
-                    .c = saved->h.ptr,
-                    .n = 2 * ffn,
-                    .k = hidden};
-    epo_gemm fc2 = {.kind = EPO_GEMM_FORWARD,
-                    .a = a.ptr,
-                    .b = layer->config.w2,
-                    .c = out.ptr,
-                    .n = hidden,
-                    .k = ffn};
-    epo_swiglu act = {.h = saved->h.ptr, .a = a.ptr};
-    for (int c = 0; c < p.chunks && p.status == EPO_OK; c++) {
-        moe_pass_expand(&p, c, saved->x.ptr);
-        gemm(&p, layer, c, &fc1, NULL, "fc1");
-        swiglu(&p, layer, c, &act, NULL);
-        gemm(&p, layer, c, &fc2, g->rows, "fc2");
-        moe_pass_return(&p, c, out.ptr, NULL);
-    }
+    for (int c = 0; c < p.chunks && p.status == EPO_OK; c++)
+        chunk_forward(&p, layer, c, saved, a.ptr, out.ptr);
     moe_pass_finish(&p, y, NULL);
     epo_status status = moe_pass_end(&p);
     moe_pool_put(g, &a);
@@ -85,8 +96,10 @@ epo_status moe_layer_forward(epo_layer *layer, epo_plan *plan, const void *x, vo
 static void chunk_backward(moe_pass *p, epo_layer *l, int c, moe_wgrad *w, void *dx,
                            float *dweight) {
     int hidden = l->config.hidden, ffn = l->config.ffn;
+    epo_deps down = moe_deps("dgrad2", EPO_INTERVAL_COMPUTE, c);
+    epo_deps up = moe_deps("dgrad1", EPO_INTERVAL_COMPUTE, c);
     epo_gemm dgrad2 = {.kind = EPO_GEMM_DGRAD,
-                       .a = w->dy.ptr,
+                       .a = moe_pass_take(p, c, w->dy.ptr, &down),
                        .b = l->config.w2,
                        .c = w->a.ptr,
                        .n = hidden,
@@ -99,22 +112,31 @@ static void chunk_backward(moe_pass *p, epo_layer *l, int c, moe_wgrad *w, void 
                        .k = hidden};
     epo_swiglu act = {
         .h = w->dh.ptr, .a = w->a.ptr, .da = w->a.ptr, .dh = w->dh.ptr, .dw = dweight};
-    moe_pass_expand(p, c, w->dy.ptr);
-    gemm(p, l, c, &dgrad2, NULL, "dgrad2");
-    swiglu(p, l, c, &act, p->group->grad);
-    gemm(p, l, c, &dgrad1, p->group->rows, "dgrad1");
+    bool odd = moe_pass_lane(p, c) == p->group->odd && p->group->odd != NULL;
+    product(p, l, c, &dgrad2, &act, &down, odd ? p->group->odd_grad : p->group->grad);
+    if (c == p->chunks - 1)
+        moe_pass_taken(p, p->group->grad, c > 0 ? p->group->odd_grad : NULL);
+    product(p, l, c, &dgrad1, NULL, &up, p->group->rows);
 }
 
-/* The chunk's weight gradients, unless they are delayed or not wanted. */
+/* The chunk's weight gradients, unless they are delayed or not wanted.  A backend
+ * that works beside the CPU gets them in one piece behind the last chunk's way back,
+ * which they hide. */
 static void chunk_wgrad(moe_pass *p, epo_layer *l, int c, moe_wgrad *w) {
     epo_route_shape s = moe_buffer_shape(p->buffer, p->plan->top_k);
     epo_ready ready = epo_ready_event(p->group->grad);
-    if (p->status != EPO_OK || l->config.dw1 == NULL || p->group->delay_wgrad)
+    if (p->status != EPO_OK || l->config.dw1 == NULL || p->group->delay_wgrad ||
+        w->queue == p->group->compute)
         return;
     p->status = moe_wgrad_issue(w, epo_route_chunk_first(&s, c), epo_route_chunk_first(&s, c + 1),
                                 &ready, c);
     if (p->status == EPO_OK && c == p->chunks - 1)
         p->status = moe_wgrad_issue_end(w);
+}
+
+static void whole_wgrad(moe_pass *p, epo_layer *l, moe_wgrad *w) {
+    if (p->status == EPO_OK && l->config.dw1 != NULL && !w->issued && !p->group->delay_wgrad)
+        p->status = moe_wgrad_issue_whole(w);
 }
 
 /* After a pass: the entry runs later, has run, or is dropped. */
@@ -152,7 +174,8 @@ epo_status moe_layer_backward(epo_layer *layer, epo_saved *saved, const void *dy
     w->x = saved->x;
     w->dh = saved->h;
     saved->x = saved->h = (moe_block){NULL, 0};
-    moe_pass_get(&p, rows, (uint64_t)layer->config.hidden * size, &w->dy);
+    if (layer->config.dw1 != NULL || !moe_pass_in_place(&p))
+        moe_pass_get(&p, rows, (uint64_t)layer->config.hidden * size, &w->dy);
     moe_pass_get(&p, rows, (uint64_t)layer->config.ffn * size, &w->a);
     moe_pass_get(&p, rows, (uint64_t)layer->config.hidden * size, &out);
     moe_pass_get(&p, rows, sizeof(float), &dweight);
@@ -162,8 +185,11 @@ epo_status moe_layer_backward(epo_layer *layer, epo_saved *saved, const void *dy
     for (int c = 0; c < p.chunks && p.status == EPO_OK; c++) {
         chunk_backward(&p, layer, c, w, out.ptr, dweight.ptr);
         chunk_wgrad(&p, layer, c, w);
+        if (!g->overlap && c == p.chunks - 1) /* serial: nothing is hidden */
+            whole_wgrad(&p, layer, w);
         moe_pass_return(&p, c, out.ptr, dweight.ptr);
     }
+    whole_wgrad(&p, layer, w);
     moe_pass_finish(&p, dx, dweights);
     epo_status status = moe_pass_end(&p);
     moe_pool_put(g, &out);

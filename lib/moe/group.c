@@ -58,9 +58,10 @@ epo_status moe_group_break(epo_group *group, epo_status status) {
     snprintf(text, sizeof text, "%s", epo_fail_text());
     group->ops->abort(group->be, status, text);
     /* The queues pass over what they hold; then nothing reads the caller's memory. */
-    epo_queue *queues[] = {group->comm, group->compute, group->fill};
+    epo_queue *queues[] = {group->comm, group->keep, group->odd, group->compute, group->fill};
     for (size_t i = 0; i < sizeof queues / sizeof *queues; i++)
-        (void)drain(group, queues[i], NULL, "drain");
+        if (queues[i] != NULL)
+            (void)drain(group, queues[i], NULL, "drain");
     return epo_fail(status, "%s", text);
 }
 
@@ -124,7 +125,12 @@ static epo_status make_queues(epo_group *g) {
         g->fill = g->compute;
     else if (status == EPO_OK)
         status = g->ops->queue_create(g->be, EPO_QUEUE_FILL, &g->fill);
-    epo_event **events[] = {&g->rows, &g->read, &g->sent, &g->done, &g->grad, &g->fill_done};
+    if (status == EPO_OK && g->ops->copy != NULL)
+        status = g->ops->queue_create(g->be, EPO_QUEUE_COMM, &g->keep);
+    if (status == EPO_OK && g->keep != NULL && g->overlap)
+        status = g->ops->queue_create(g->be, EPO_QUEUE_COMPUTE, &g->odd);
+    epo_event **events[] = {&g->rows,      &g->read, &g->sent, &g->done,     &g->grad,
+                            &g->fill_done, &g->kept, &g->used, &g->odd_grad, &g->odd_used};
     for (size_t i = 0; status == EPO_OK && i < sizeof events / sizeof *events; i++)
         status = g->ops->event_create(g->be, events[i]);
     return status;
@@ -158,7 +164,12 @@ static void group_free(epo_group *g, bool broken) {
         return;
     if (g->be != NULL) {
         const epo_backend_ops *ops = g->ops;
-        epo_event *events[] = {g->rows, g->read, g->sent, g->done, g->grad, g->fill_done};
+        epo_event *events[] = {g->rows,      g->read, g->sent, g->done,     g->grad,
+                               g->fill_done, g->kept, g->used, g->odd_grad, g->odd_used};
+        if (g->odd != NULL)
+            ops->queue_destroy(g->be, g->odd);
+        if (g->keep != NULL)
+            ops->queue_destroy(g->be, g->keep);
         if (g->fill != NULL && g->fill != g->compute)
             ops->queue_destroy(g->be, g->fill);
         if (g->comm != NULL)

@@ -183,7 +183,7 @@ epo_status moe_forward(epo_layer *layer, epo_plan *plan, const void *x, void *y,
         status = make_saved(layer, plan, &s);
     if (moe_group_turn(g, status) != EPO_OK)
         return status;
-    status = moe_layer_forward(layer, plan, x, y, s, stream);
+    status = moe_layer_forward(layer, plan, x, y, s, saved != NULL, stream);
     if (status != EPO_OK || saved == NULL)
         moe_saved_drop(s);
     if (status != EPO_OK)

@@ -105,6 +105,14 @@ struct epo_group {
     epo_event *done;                  /* compute: the outputs are complete */
     epo_event *grad;                  /* compute: operands of weight gradients are ready */
     epo_event *fill_done;
+    /* Where the backend copies beside other work: rows that are kept for later go
+     * this way while GEMMs read them in the window. */
+    epo_queue *keep; /* NULL: no such way */
+    epo_event *kept, *used;
+    /* Rows read in place, more than one chunk: odd chunks take this way, so that the
+     * end of one chunk's GEMM and the beginning of the next one's share the device. */
+    epo_queue *odd;
+    epo_event *odd_grad, *odd_used;
     moe_pool pool;
     moe_wgrad_queue wgrads;
     epo_stats stats;
@@ -255,6 +263,7 @@ typedef struct moe_pass {
     int chunks; /* 1: the whole plan in one piece, whatever its chunks */
     epo_status status;
     moe_block back, back_weight; /* flex: what goes back */
+    bool keeps;                  /* in place: copies were issued */
 } moe_pass;
 
 void moe_pass_begin(moe_pass *p, epo_plan *plan, int chunks, epo_stream stream);
@@ -265,6 +274,16 @@ void moe_pass_dispatch(moe_pass *p, const void *src);
 /* Chunk's arrived rows to their expert-major place in dst; the last one gives the
  * slot back. */
 void moe_pass_expand(moe_pass *p, int chunk, void *dst);
+/* Do rows arrive at their expert-major place, so that GEMMs read them there? */
+bool moe_pass_in_place(const moe_pass *p);
+/* Expert-major rows for the chunk's first GEMM, which waits for *ready (if nwait is
+ * raised).  In place: the window's, and a copy of them goes to dst unless it is NULL;
+ * else dst, expanded. */
+const void *moe_pass_take(moe_pass *p, int chunk, void *dst, epo_deps *deps);
+/* In place: after `used`, and `odd`, if not NULL, the slot is given back. */
+void moe_pass_taken(moe_pass *p, epo_event *used, epo_event *odd);
+/* Where the chunk's experts run. */
+epo_queue *moe_pass_lane(const moe_pass *p, int chunk);
 /* Chunk's rows, and row_weight[rows] if not NULL, on their way back; call it for
  * chunks in order. */
 void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_weight);
@@ -297,7 +316,7 @@ struct epo_saved {
 };
 
 epo_status moe_layer_forward(epo_layer *layer, epo_plan *plan, const void *x, void *y,
-                             epo_saved *saved, epo_stream stream);
+                             epo_saved *saved, bool keep, epo_stream stream);
 epo_status moe_layer_backward(epo_layer *layer, epo_saved *saved, const void *dy, void *dx,
                               float *dweights, epo_stream stream);
 /* Gives up blocks and plan; the handle goes to the group's spares. */
@@ -314,6 +333,8 @@ struct moe_wgrad {
     moe_block dy, a, dh, x;
     int gemms, counted; /* all, and those that the figures hold */
     bool issued;
+    epo_queue *queue;   /* where its GEMMs run */
+    epo_event *end;     /* NULL: `done` tells the end */
     int finished, done; /* atomic; set by the queue: GEMMs, all of them */
 };
 
@@ -322,6 +343,8 @@ epo_status moe_wgrad_make(epo_layer *layer, epo_plan *plan, moe_wgrad **out);
 epo_status moe_wgrad_issue(moe_wgrad *w, int first, int last, const epo_ready *wait, int chunk);
 /* All GEMMs were issued: one more operation notes their end. */
 epo_status moe_wgrad_issue_end(moe_wgrad *w);
+/* All of it, after the operands. */
+epo_status moe_wgrad_issue_whole(moe_wgrad *w);
 void moe_wgrad_append(epo_group *group, moe_wgrad *w);
 /* Issues every waiting entry to the fill queue: communication is exposed now. */
 epo_status moe_wgrad_issue_delayed(epo_group *group);

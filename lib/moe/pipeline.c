@@ -30,6 +30,10 @@ void moe_pass_begin(moe_pass *p, epo_plan *plan, int chunks, epo_stream stream) 
     p->status = g->ops->stream_enter(g->be, g->compute, stream);
     if (p->status == EPO_OK)
         p->status = g->ops->stream_enter(g->be, g->comm, stream);
+    if (p->status == EPO_OK && g->keep != NULL)
+        p->status = g->ops->stream_enter(g->be, g->keep, stream);
+    if (p->status == EPO_OK && g->odd != NULL && chunks > 1)
+        p->status = g->ops->stream_enter(g->be, g->odd, stream);
 }
 
 /* Of the plan's chunks, the first of the pass's chunk `c`. */
@@ -104,12 +108,18 @@ static epo_exchange load_lane(const moe_pass *p, moe_lane *lane, int chunk, cons
         .window = p->buffer->window, .send = send, .nsend = nsend, .recv = recv, .nrecv = nrecv};
 }
 
-/* Tells every peer, after `event`, that this rank reads use `use` no more. */
-static void give_credit(moe_pass *p, const moe_slot *slot, epo_event *event) {
+/* Tells every peer, after `event` (and the others, if not NULL), that this rank reads
+ * use `use` no more. */
+static void give_credit(moe_pass *p, const moe_slot *slot, epo_event *event, epo_event *other,
+                        epo_event *third) {
     epo_group *g = p->group;
     epo_exchange x = {.window = p->buffer->window, .flag_offset = slot->credit, .epoch = slot->use};
     epo_deps deps = moe_deps("credit", EPO_INTERVAL_COMM, -1);
     moe_deps_wait(&deps, epo_ready_event(event));
+    if (other != NULL)
+        moe_deps_wait(&deps, epo_ready_event(other));
+    if (third != NULL)
+        moe_deps_wait(&deps, epo_ready_event(third));
     if (p->status == EPO_OK)
         p->status = g->ops->exchange(g->comm, &x, &deps);
 }
@@ -152,7 +162,54 @@ void moe_pass_expand(moe_pass *p, int chunk, void *dst) {
     g->stats.local_bytes += 2 * rows * b->row_bytes;
     p->status = g->ops->gather(g->compute, &gather, &deps);
     if (last)
-        give_credit(p, slot, g->read);
+        give_credit(p, slot, g->read, NULL, NULL);
+}
+
+/* ---- rows read where they arrive ------------------------------------------ */
+
+bool moe_pass_in_place(const moe_pass *p) {
+    return p->group->keep != NULL && p->plan->expand == p->plan->pad;
+}
+
+/* The chunk's rows lie together, alignment between them included. */
+static void keep(moe_pass *p, int chunk, void *dst) {
+    epo_group *g = p->group;
+    const epo_buffer *b = p->buffer;
+    const moe_slot *slot = &b->dispatch;
+    uint64_t from = moe_pass_first_row(p, chunk) * b->row_bytes;
+    uint64_t bytes = moe_pass_first_row(p, chunk + 1) * b->row_bytes - from;
+    epo_deps deps = moe_deps("keep", EPO_INTERVAL_LOCAL, chunk);
+    moe_deps_wait(
+        &deps, moe_buffer_flag(b, arrive_flag(p, slot, chunk), slot->use, "dispatch chunk", chunk));
+    deps.signal = g->kept;
+    g->stats.local_bytes += 2 * bytes;
+    p->keeps = true;
+    p->status = g->ops->copy(g->keep, (char *)dst + from,
+                             (const char *)moe_buffer_at(b, slot->rows) + from, bytes, &deps);
+}
+
+const void *moe_pass_take(moe_pass *p, int chunk, void *dst, epo_deps *deps) {
+    const epo_buffer *b = p->buffer;
+    const moe_slot *slot = &b->dispatch;
+    if (!moe_pass_in_place(p)) {
+        moe_pass_expand(p, chunk, dst);
+        return dst;
+    }
+    if (dst != NULL && p->status == EPO_OK)
+        keep(p, chunk, dst);
+    moe_deps_wait(
+        deps, moe_buffer_flag(b, arrive_flag(p, slot, chunk), slot->use, "dispatch chunk", chunk));
+    return moe_buffer_at(b, slot->rows);
+}
+
+void moe_pass_taken(moe_pass *p, epo_event *used, epo_event *odd) {
+    if (moe_pass_in_place(p))
+        give_credit(p, &p->buffer->dispatch, used, odd, p->keeps ? p->group->kept : NULL);
+}
+
+epo_queue *moe_pass_lane(const moe_pass *p, int chunk) {
+    epo_group *g = p->group;
+    return g->odd != NULL && chunk % 2 == 1 && moe_pass_in_place(p) ? g->odd : g->compute;
 }
 
 /* flex: the chunk's finished rows, summed over a token's slots. */
@@ -241,6 +298,8 @@ void moe_pass_finish(moe_pass *p, void *y, float *slot_weight) {
     moe_deps_wait(&deps, moe_buffer_flag(b, arrive_flag(p, slot, p->chunks - 1), slot->use,
                                          "combine chunk", p->chunks - 1));
     moe_deps_wait(&deps, epo_ready_event(g->sent));
+    if (p->keeps)
+        moe_deps_wait(&deps, epo_ready_event(g->kept));
     deps.signal = g->done;
     g->stats.local_bytes += ((uint64_t)plan->sum_width + 1) * tokens * b->row_bytes;
     p->status = g->ops->reduce(g->compute, &reduce, &deps);
@@ -251,7 +310,7 @@ void moe_pass_finish(moe_pass *p, void *y, float *slot_weight) {
         gather_deps.signal = g->done;
         p->status = g->ops->gather(g->compute, &gather, &gather_deps);
     }
-    give_credit(p, slot, g->done);
+    give_credit(p, slot, g->done, NULL, NULL);
 }
 
 epo_status moe_pass_end(moe_pass *p) {

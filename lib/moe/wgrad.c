@@ -18,6 +18,15 @@ epo_status moe_wgrad_make(epo_layer *layer, epo_plan *plan, moe_wgrad **out) {
     w->layer = layer;
     w->microbatch = layer->microbatch;
     w->plan = plan;
+    epo_group *g = layer->group;
+    w->queue = g->keep != NULL && !g->delay_wgrad ? g->compute : g->fill;
+    if (g->ops->event_query != NULL) {
+        epo_status status = g->ops->event_create(g->be, &w->end);
+        if (status != EPO_OK) {
+            free(w);
+            return status;
+        }
+    }
     moe_plan_retain(plan);
     *out = w;
     return EPO_OK;
@@ -32,6 +41,8 @@ void moe_wgrad_free(moe_wgrad *w) {
     moe_pool_put(g, &w->dh);
     moe_pool_put(g, &w->x);
     moe_plan_release(w->plan);
+    if (w->end != NULL)
+        g->ops->event_destroy(g->be, w->end);
     free(w);
 }
 
@@ -57,7 +68,11 @@ static epo_status issue_gemms(moe_wgrad *w, int first, int count, const epo_read
     epo_deps deps = moe_deps("wgrad2", EPO_INTERVAL_COMPUTE, chunk);
     if (wait != NULL)
         moe_deps_wait(&deps, *wait);
-    epo_status status = g->ops->gemm(g->fill, &gemm, &deps);
+    if (g->keep != NULL) { /* copies of x and dy, and what odd chunks made */
+        moe_deps_wait(&deps, epo_ready_event(g->kept));
+        moe_deps_wait(&deps, epo_ready_event(g->odd_grad));
+    }
+    epo_status status = g->ops->gemm(w->queue, &gemm, &deps);
     if (status != EPO_OK)
         return status;
     gemm.a = w->dh.ptr;
@@ -66,7 +81,7 @@ static epo_status issue_gemms(moe_wgrad *w, int first, int count, const epo_read
     gemm.n = 2 * c->ffn;
     gemm.k = c->hidden;
     deps.name = "wgrad1";
-    return g->ops->gemm(g->fill, &gemm, &deps);
+    return g->ops->gemm(w->queue, &gemm, &deps);
 }
 
 static void count_finished(void *ctx) { __atomic_add_fetch((int *)ctx, 2, __ATOMIC_RELAXED); }
@@ -84,7 +99,7 @@ epo_status moe_wgrad_issue(moe_wgrad *w, int first, int last, const epo_ready *w
             epo_deps deps = moe_deps("wgrad count", EPO_INTERVAL_COMPUTE, chunk);
             status = issue_gemms(w, e, 1, wait, chunk);
             if (status == EPO_OK)
-                status = g->ops->call(g->fill, count_finished, &w->finished, &deps);
+                status = g->ops->call(w->queue, count_finished, &w->finished, &deps);
         }
     return status;
 }
@@ -96,12 +111,16 @@ epo_status moe_wgrad_issue_end(moe_wgrad *w) {
     epo_deps deps = moe_deps("wgrad done", EPO_INTERVAL_COMPUTE, -1);
     deps.signal = g->fill_done;
     w->issued = true;
-    return g->ops->call(g->fill, note_done, &w->done, &deps);
+    if (w->end == NULL)
+        return g->ops->call(w->queue, note_done, &w->done, &deps);
+    epo_status status = g->ops->zero(w->queue, NULL, 0, &deps);
+    deps.signal = w->end;
+    return status == EPO_OK ? g->ops->zero(w->queue, NULL, 0, &deps) : status;
 }
 
 /* `grad` was signalled last by a pass at or after the entry's own: its operands are
  * written by then. */
-static epo_status issue_whole(moe_wgrad *w) {
+epo_status moe_wgrad_issue_whole(moe_wgrad *w) {
     epo_ready ready = epo_ready_event(w->layer->group->grad);
     epo_status status = moe_wgrad_issue(w, 0, w->layer->local, &ready, -1);
     return status == EPO_OK ? moe_wgrad_issue_end(w) : status;
@@ -127,7 +146,7 @@ epo_status moe_wgrad_issue_delayed(epo_group *group) {
     epo_status status = EPO_OK;
     for (moe_wgrad *w = group->wgrads.head; w != NULL && status == EPO_OK; w = w->next)
         if (!w->issued)
-            status = issue_whole(w);
+            status = moe_wgrad_issue_whole(w);
     return status;
 }
 
@@ -144,11 +163,17 @@ static void unlink_entry(epo_group *group, moe_wgrad *before, moe_wgrad *w) {
     w->layer->wgrads--;
 }
 
+static bool is_done(epo_group *group, moe_wgrad *w) {
+    if (w->end != NULL)
+        return w->issued && group->ops->event_query(group->be, w->end);
+    return __atomic_load_n(&w->done, __ATOMIC_ACQUIRE) != 0;
+}
+
 /* The first entry that is done, and its predecessor. */
 static moe_wgrad *find_done(epo_group *group, moe_wgrad **before) {
     *before = NULL;
     for (moe_wgrad *w = group->wgrads.head; w != NULL; *before = w, w = w->next)
-        if (__atomic_load_n(&w->done, __ATOMIC_ACQUIRE) != 0)
+        if (is_done(group, w))
             return w;
     return NULL;
 }
@@ -156,9 +181,8 @@ static moe_wgrad *find_done(epo_group *group, moe_wgrad **before) {
 /* GEMMs that ended since the last look, also of entries that are not done. */
 static void count_hidden(epo_group *group, bool hidden) {
     for (moe_wgrad *w = group->wgrads.head; w != NULL; w = w->next) {
-        int finished = __atomic_load_n(&w->done, __ATOMIC_ACQUIRE) != 0
-                           ? w->gemms
-                           : __atomic_load_n(&w->finished, __ATOMIC_RELAXED);
+        int finished =
+            is_done(group, w) ? w->gemms : __atomic_load_n(&w->finished, __ATOMIC_RELAXED);
         if (hidden)
             group->stats.wgrad_hidden += (uint64_t)(finished - w->counted);
         w->counted = finished;
@@ -189,7 +213,7 @@ epo_status moe_wgrad_limit(epo_group *group) {
          w != NULL && bytes > group->wgrads.limit && status == EPO_OK; w = w->next) {
         bytes -= w->bytes;
         if (!w->issued)
-            status = issue_whole(w);
+            status = moe_wgrad_issue_whole(w);
     }
     if (status == EPO_OK)
         status = group->ops->sync(group->be, group->fill_done);
@@ -207,7 +231,7 @@ epo_status moe_wgrad_flush(epo_group *group, epo_layer *layer, epo_stream stream
             continue;
         any = true;
         if (!w->issued)
-            status = issue_whole(w);
+            status = moe_wgrad_issue_whole(w);
     }
     if (status != EPO_OK || !any)
         return status;

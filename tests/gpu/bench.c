@@ -49,7 +49,8 @@ static pthread_barrier_t together;
 static epo_world *worlds[ARMS];
 /* Milliseconds: forward, forward + backward; microseconds on the host; per rank. */
 static float fwd[RANKS][ARMS][REPEATS], both[RANKS][ARMS][REPEATS], host[RANKS][ARMS][REPEATS];
-static float ffn_fwd[RANKS][REPEATS], ffn_both[RANKS][REPEATS], plan_ms[RANKS][ARMS];
+static float ffn_fwd[RANKS][REPEATS], ffn_both[RANKS][REPEATS], ffn_four[RANKS][REPEATS],
+    plan_ms[RANKS][ARMS];
 static uint64_t bytes_out[ARMS][2];
 static int broken;
 static char versions[256];
@@ -280,43 +281,89 @@ static bool ffn_open(bench_rank *b, ffn_alone *f) {
 }
 
 static epo_status ffn_gemm(bench_rank *b, ffn_alone *f, epo_gemm_kind kind, const void *a,
-                           const void *w, void *c, int n, int k) {
+                           const void *w, void *c, int n, int k, const epo_swiglu *act) {
     (void)b;
-    epo_gemm g = {kind,     a,       w,           c,           EPO_BF16, EPO_BF16,
-                  n,        k,       f->op_first, f->op_count, 0,        sh.experts / sh.ranks,
-                  f->first, f->count};
+    epo_gemm g = {.kind = kind,
+                  .a = a,
+                  .b = w,
+                  .c = c,
+                  .type = EPO_BF16,
+                  .c_type = EPO_BF16,
+                  .n = n,
+                  .k = k,
+                  .row_first = f->op_first,
+                  .row_count = f->op_count,
+                  .count = sh.experts / sh.ranks,
+                  .cpu_first = f->first,
+                  .cpu_count = f->count,
+                  .act = act};
     epo_deps deps = {.name = "gemm", .chunk = -1};
     return f->ops->gemm(f->q, &g, &deps);
 }
 
+/* In `pieces` of equal numbers of experts. */
+static epo_status ffn_forward(bench_rank *b, ffn_alone *f, int pieces) {
+    const int local = sh.experts / sh.ranks;
+    epo_swiglu act = {
+        .h = f->h, .w = f->w, .a = f->a, .rows = f->rows, .ffn = sh.ffn, .type = EPO_BF16};
+    epo_deps deps = {.name = "gemm", .chunk = -1};
+    epo_status st = EPO_OK;
+    for (int i = 0; i < pieces && st == EPO_OK; i++) {
+        epo_gemm g = {.kind = EPO_GEMM_FORWARD,
+                      .a = f->x,
+                      .b = b->w1,
+                      .c = f->h,
+                      .type = EPO_BF16,
+                      .c_type = EPO_BF16,
+                      .n = 2 * sh.ffn,
+                      .k = sh.hidden,
+                      .row_first = f->op_first,
+                      .row_count = f->op_count,
+                      .first = i * local / pieces,
+                      .cpu_first = f->first,
+                      .cpu_count = f->count,
+                      .act = &act};
+        g.count = (i + 1) * local / pieces - g.first;
+        st = f->ops->gemm(f->q, &g, &deps);
+        g.act = NULL;
+        g.a = f->a;
+        g.b = b->w2;
+        g.c = f->y;
+        g.n = sh.hidden;
+        g.k = sh.ffn;
+        st = st == EPO_OK ? f->ops->gemm(f->q, &g, &deps) : st;
+    }
+    return st;
+}
+
 static void ffn_run(bench_rank *b, ffn_alone *f, int rep) {
-    epo_deps deps = {.name = "swiglu", .chunk = -1};
+    epo_deps deps = {.name = "end", .chunk = -1};
     epo_event *done = NULL;
-    epo_swiglu s = {f->h, f->w, f->a, NULL, NULL, NULL, 0, f->rows, sh.ffn, EPO_BF16};
     epo_swiglu d = {f->h, f->w, f->a, f->a, f->h, f->dw, 0, f->rows, sh.ffn, EPO_BF16};
+    float chunked = 0;
     epo_status st = f->ops->event_create(f->be, &done);
-    pthread_barrier_wait(&together);
-    TEST_CUDA(cudaEventRecord(b->start, b->stream));
-    st = st != EPO_OK ? st : f->ops->stream_enter(f->be, f->q, b->stream);
-    st = st != EPO_OK ? st
-                      : ffn_gemm(b, f, EPO_GEMM_FORWARD, f->x, b->w1, f->h, 2 * sh.ffn, sh.hidden);
-    st = st != EPO_OK ? st : f->ops->swiglu(f->q, &s, &deps);
     deps.signal = done;
-    st = st != EPO_OK ? st : ffn_gemm(b, f, EPO_GEMM_FORWARD, f->a, b->w2, f->y, sh.hidden, sh.ffn);
+    for (int pieces = 4; pieces >= 1; pieces -= 3) {
+        pthread_barrier_wait(&together);
+        TEST_CUDA(cudaEventRecord(b->start, b->stream));
+        st = st != EPO_OK ? st : f->ops->stream_enter(f->be, f->q, b->stream);
+        st = st != EPO_OK ? st : ffn_forward(b, f, pieces);
+        st = st != EPO_OK ? st : f->ops->zero(f->q, NULL, 0, &deps);
+        st = st != EPO_OK ? st : f->ops->stream_leave(f->be, done, b->stream);
+        TEST_CUDA(cudaEventRecord(b->middle, b->stream));
+        TEST_CUDA(cudaEventSynchronize(b->middle));
+        if (pieces > 1)
+            TEST_CUDA(cudaEventElapsedTime(&chunked, b->start, b->middle));
+    }
+    const int h = sh.hidden, n = sh.ffn;
+    st = st != EPO_OK ? st : ffn_gemm(b, f, EPO_GEMM_DGRAD, f->y, b->w2, f->a, h, n, &d);
+    st = st != EPO_OK ? st : ffn_gemm(b, f, EPO_GEMM_DGRAD, f->h, b->w1, f->x, 2 * n, h, NULL);
+    st = st != EPO_OK ? st : ffn_gemm(b, f, EPO_GEMM_WGRAD, f->y, f->a, b->dw2, h, n, NULL);
+    st = st != EPO_OK ? st : ffn_gemm(b, f, EPO_GEMM_WGRAD, f->h, f->x, b->dw1, 2 * n, h, NULL);
     st = st != EPO_OK ? st : f->ops->zero(f->q, NULL, 0, &deps);
     st = st != EPO_OK ? st : f->ops->stream_leave(f->be, done, b->stream);
-    TEST_CUDA(cudaEventRecord(b->middle, b->stream));
-    st = st != EPO_OK ? st : ffn_gemm(b, f, EPO_GEMM_DGRAD, f->y, b->w2, f->a, sh.hidden, sh.ffn);
-    deps.signal = NULL;
-    st = st != EPO_OK ? st : f->ops->swiglu(f->q, &d, &deps);
-    st = st != EPO_OK ? st
-                      : ffn_gemm(b, f, EPO_GEMM_DGRAD, f->h, b->w1, f->x, 2 * sh.ffn, sh.hidden);
-    st = st != EPO_OK ? st : ffn_gemm(b, f, EPO_GEMM_WGRAD, f->y, f->a, b->dw2, sh.hidden, sh.ffn);
-    st = st != EPO_OK ? st
-                      : ffn_gemm(b, f, EPO_GEMM_WGRAD, f->h, f->x, b->dw1, 2 * sh.ffn, sh.hidden);
-    deps.signal = done;
-    st = st != EPO_OK ? st : f->ops->zero(f->q, NULL, 0, &deps);
-    st = st != EPO_OK ? st : f->ops->stream_leave(f->be, done, b->stream);
+    if (rep >= 0)
+        ffn_four[b->rank][rep] = chunked;
     TEST_CUDA(cudaEventRecord(b->end, b->stream));
     TEST_CUDA(cudaStreamSynchronize(b->stream));
     f->ops->event_destroy(f->be, done);
@@ -441,7 +488,8 @@ static void report(double rate) {
     const double ffn2 = median(&ffn_both[0][0], REPEATS, NULL);
     printf("# %s\n# %d ranks, T %d H %d F %d E %d K %d bf16; peer copy %.0f GB/s\n", versions,
            sh.ranks, sh.tokens, sh.hidden, sh.ffn, sh.experts, sh.top_k, rate);
-    printf("# FFN alone: forward %.3f ms, forward + backward %.3f ms\n", ffn, ffn2);
+    printf("# FFN alone: forward %.3f ms (in four pieces %.3f), forward + backward %.3f ms\n", ffn,
+           median(&ffn_four[0][0], REPEATS, NULL), ffn2);
     printf("%-22s %8s %7s %8s %7s %6s %6s %6s %6s %8s %7s\n", "arm", "fwd ms", "+-", "f+b ms", "+-",
            "eff f", "eff fb", "x f", "x fb", "host us", "plan ms");
     int base = 0;

@@ -95,6 +95,7 @@ static epo_status copies_choose(epo_backend *be) {
     char *end = NULL;
     be->batch_copies = true;
     be->small_piece = SMALL_PIECE;
+    be->pack = wish != NULL && strcmp(wish, "0") == 0; /* everything by copy engines */
     if (wish == NULL || wish[0] == '\0')
         return EPO_OK;
     be->small_piece = strtoull(wish, &end, 10);
@@ -177,6 +178,7 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
         .ranks = be->ranks,
         .default_chunks = DEFAULT_CHUNKS,
         .one_sided = be->one_sided,
+        .fused = true,
         .types = 1U << EPO_F32 | 1U << EPO_BF16 | 1U << EPO_F16,
     };
     *out = be;
@@ -256,6 +258,7 @@ static const epo_backend_ops ops = {
     .queue_destroy = gpu_queue_destroy,
     .event_create = gpu_event_create,
     .event_destroy = gpu_event_destroy,
+    .event_query = gpu_event_query,
     .stream_enter = gpu_stream_enter,
     .stream_leave = gpu_stream_leave,
     .sync = gpu_sync,
@@ -265,6 +268,7 @@ static const epo_backend_ops ops = {
     .gemm = gpu_gemm,
     .swiglu = op_swiglu,
     .zero = op_zero,
+    .copy = gpu_copy,
     .route_count = gpu_route_count,
     .route_send = gpu_route_send,
     .route_pad = gpu_route_pad,

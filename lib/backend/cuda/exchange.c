@@ -15,6 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define PUSH_BLOCKS 16 /* SMs that fill a link, and that GEMMs can spare */
+
 static uint64_t segment_bytes(const epo_segment *s) { return s->rows * s->row_bytes; }
 static uint64_t segment_room(const epo_segment *s) { return (segment_bytes(s) + 15) / 16 * 16; }
 
@@ -39,6 +41,7 @@ static epo_status exchange_check(const epo_queue *q, const epo_exchange *x, cons
 /* Pieces for the kernel, launched in tables of one row size. */
 typedef struct table {
     epo_queue *q;
+    int blocks;
     cudaStream_t stream;
     const char *phase;
     gpu_segment piece[GPU_SEGMENTS];
@@ -49,7 +52,7 @@ typedef struct table {
 static epo_status table_flush(table *t) {
     if (t->count > 0)
         GPU_TRY(t->q->be, t->phase,
-                gpu_kernel_segments(t->stream, t->q->be->sms, t->piece, t->count, t->row_bytes));
+                gpu_kernel_segments(t->stream, t->blocks, t->piece, t->count, t->row_bytes));
     t->count = 0;
     return EPO_OK;
 }
@@ -123,7 +126,7 @@ static cudaError_t copies_batch(epo_queue *q, copies *c) {
 
 static epo_status copies_run(epo_queue *q, copies *c, const char *phase) {
     epo_backend *be = q->be;
-    if (c->count > 1 && be->batch_copies) {
+    if (c->count > 0 && be->batch_copies) {
         cudaError_t e = copies_batch(q, c);
         if (e == cudaSuccess)
             return EPO_OK;
@@ -139,19 +142,24 @@ static epo_status copies_run(epo_queue *q, copies *c, const char *phase) {
     return EPO_OK;
 }
 
+/* Gathered rows would have to be packed for a copy engine, and each piece costs the CPU
+ * a copy: at a pass's beginning, when they come, SMs idle anyway. */
 static bool by_kernel(const epo_queue *q, const epo_exchange *x) {
     uint64_t bytes = 0, pieces = 0;
+    bool gathered = false;
     for (int i = 0; i < x->nsend; i++)
         if (x->send[i].peer != q->be->rank) {
             bytes += segment_bytes(&x->send[i]);
+            gathered = gathered || x->send[i].index != NULL;
             pieces++;
         }
-    return q->kind != EPO_QUEUE_COMM || bytes < pieces * q->be->small_piece;
+    return q->kind != EPO_QUEUE_COMM || (gathered && !q->be->pack) ||
+           bytes < pieces * q->be->small_piece;
 }
 
 /* Everything straight to its place, by stores. */
 static epo_status push(epo_queue *q, const epo_exchange *x, const char *phase) {
-    table t = {.q = q, .stream = q->stream, .phase = phase};
+    table t = {.q = q, .stream = q->stream, .phase = phase, .blocks = PUSH_BLOCKS};
     epo_status status = EPO_OK;
     for (int i = 0; i < x->nsend && status == EPO_OK; i++) {
         const epo_segment *s = &x->send[i];
@@ -166,10 +174,11 @@ static epo_status push(epo_queue *q, const epo_exchange *x, const char *phase) {
     return status;
 }
 
-/* Peers' gathered rows to staging; from[i]: where segment i lies contiguously then. */
+/* Peers' gathered rows to staging, and own rows with them; from[i]: where segment i
+ * lies contiguously then. */
 static epo_status pack(epo_queue *q, const epo_exchange *x, cudaStream_t stream, const char *phase,
                        const char **from, bool *packed) {
-    table t = {.q = q, .stream = stream, .phase = phase};
+    table t = {.q = q, .stream = stream, .phase = phase, .blocks = q->be->sms};
     uint64_t need = 0;
     char *at = NULL;
     epo_status status = EPO_OK;
@@ -183,8 +192,12 @@ static epo_status pack(epo_queue *q, const epo_exchange *x, cudaStream_t stream,
         status = gpu_staging_take(q, need, &at);
     for (int i = 0; i < x->nsend && status == EPO_OK; i++) {
         const epo_segment *s = &x->send[i];
-        if (s->peer == q->be->rank || s->index == NULL || s->rows == 0)
+        if (s->rows == 0 || (s->peer != q->be->rank && s->index == NULL) || need == 0)
             continue;
+        if (s->peer == q->be->rank) {
+            status = table_add(&t, x->window->base + s->dst_offset, s);
+            continue;
+        }
         from[i] = at;
         status = table_add(&t, at, s);
         at += segment_room(s);
@@ -195,7 +208,7 @@ static epo_status pack(epo_queue *q, const epo_exchange *x, cudaStream_t stream,
 /* This rank's own rows to its own window. */
 static epo_status keep(epo_queue *q, const epo_exchange *x, cudaStream_t stream,
                        const char *phase) {
-    table t = {.q = q, .stream = stream, .phase = phase};
+    table t = {.q = q, .stream = stream, .phase = phase, .blocks = PUSH_BLOCKS};
     epo_status status = EPO_OK;
     for (int i = 0; i < x->nsend && status == EPO_OK; i++)
         if (x->send[i].peer == q->be->rank && x->send[i].rows > 0)
@@ -203,7 +216,8 @@ static epo_status keep(epo_queue *q, const epo_exchange *x, cudaStream_t stream,
     return status == EPO_OK ? table_flush(&t) : status;
 }
 
-/* To peers by copy engines, then their flags; own rows and the own flag beside. */
+/* To peers by copy engines, then their flags; own rows were packed along, or go
+ * beside, where a GEMM that holds the SMs does not keep the peers waiting. */
 static epo_status copy(epo_queue *q, const epo_exchange *x, const epo_deps *deps, bool stale,
                        const char **from) {
     epo_backend *be = q->be;
@@ -232,10 +246,11 @@ static epo_status copy(epo_queue *q, const epo_exchange *x, const epo_deps *deps
     if (status == EPO_OK && packed)
         status = gpu_staging_copied(q, phase);
     if (status == EPO_OK)
-        status = gpu_flag_write(q, q->stream, x->window, GPU_FLAG_PEERS, x->flag_offset, x->epoch,
-                                phase);
-    if (status == EPO_OK)
-        status = keep(q, x, beside, phase);
+        status = gpu_flag_write(q, q->stream, x->window, packed ? GPU_FLAG_ALL : GPU_FLAG_PEERS,
+                                x->flag_offset, x->epoch, phase);
+    if (status != EPO_OK || packed)
+        return status;
+    status = keep(q, x, beside, phase);
     if (status == EPO_OK)
         status =
             gpu_flag_write(q, beside, x->window, GPU_FLAG_SELF, x->flag_offset, x->epoch, phase);
@@ -250,7 +265,7 @@ static epo_status pairs(epo_queue *q, const epo_exchange *x, const epo_deps *dep
     epo_status status = gpu_staging_join(q, true, &beside);
     if (status == EPO_OK)
         status = pack(q, x, beside, deps->name, from, &packed);
-    if (status == EPO_OK)
+    if (status == EPO_OK && !packed)
         status = keep(q, x, beside, deps->name);
     if (status == EPO_OK)
         status = gpu_staging_packed(q, deps->name);
@@ -283,5 +298,17 @@ epo_status gpu_exchange(epo_queue *q, const epo_exchange *x, const epo_deps *dep
         q->stale = false; /* what follows without waits need not join again */
         free(from);
     }
+    return status == EPO_OK ? gpu_op_end(q, deps) : status;
+}
+
+epo_status gpu_copy(epo_queue *q, void *dst, const void *src, uint64_t bytes,
+                    const epo_deps *deps) {
+    void *to = dst, *from = (void *)(uintptr_t)src;
+    size_t size = bytes;
+    copies c = {&to, &from, &size, bytes > 0 ? 1 : 0};
+    epo_status status;
+    if (!gpu_op_begin(q, deps, &status))
+        return status;
+    status = copies_run(q, &c, deps->name);
     return status == EPO_OK ? gpu_op_end(q, deps) : status;
 }

@@ -7,6 +7,7 @@
 #include "backend/cuda/gpu.h"
 
 #include "backend/cuda/gemm/grouped_gemm.h"
+#include "backend/cuda/kernels.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -75,6 +76,27 @@ static epo_status grouped_run(epo_queue *q, epo_gg *gg, const char *phase) {
     return EPO_OK;
 }
 
+/* The grouped kernel makes the activation too. */
+static void grouped_act(epo_gg *gg, const epo_gemm *g) {
+    gg->fuse = EPO_GG_SWIGLU;
+    gg->row_weight = g->act->w;
+    gg->c = g->act->a;
+    gg->h = g->c;
+}
+
+/* Rows of these experts, alignment included: the others' stay untouched. */
+static epo_status act_after(epo_queue *q, const epo_gemm *g, const uint64_t *first,
+                            const uint64_t *count, const char *phase) {
+    epo_swiglu s = *g->act;
+    const int last = g->first + g->count - 1;
+    s.row = first[g->first];
+    s.rows = first[last] + count[last] - s.row;
+    if (g->kind == EPO_GEMM_DGRAD)
+        s.da = g->c;
+    GPU_TRY(q->be, phase, gpu_kernel_swiglu(q->stream, &s));
+    return EPO_OK;
+}
+
 epo_status gpu_gemm(epo_queue *q, const epo_gemm *g, const epo_deps *deps) {
     const uint64_t *first = g->cpu_first != NULL ? g->cpu_first : g->row_first;
     const uint64_t *count = g->cpu_count != NULL ? g->cpu_count : g->row_count;
@@ -86,10 +108,16 @@ epo_status gpu_gemm(epo_queue *q, const epo_gemm *g, const epo_deps *deps) {
     if (!gpu_op_begin(q, deps, &status))
         return status;
     if (g->count > 0) {
+        /* Backward, the two apart are faster than the fused kernel. */
+        const bool fuse = g->act != NULL && g->kind == EPO_GEMM_FORWARD;
         epo_gg gg = grouped_shape(g, first, count);
+        if (fuse)
+            grouped_act(&gg, g);
         const bool grouped = q->be->grouped && epo_gg_path_of(&gg) == EPO_GG_SM90;
         status = grouped ? grouped_run(q, &gg, deps->name)
                          : gpu_blas_gemm(q, g, first, count, deps->name);
+        if (status == EPO_OK && g->act != NULL && !(grouped && fuse))
+            status = act_after(q, g, first, count, deps->name);
     }
     return status == EPO_OK ? gpu_op_end(q, deps) : status;
 }

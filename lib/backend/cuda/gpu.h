@@ -60,6 +60,7 @@ struct epo_queue {
     int slot;
     int priority;
     cudaStream_t stream;
+    cudaEvent_t enter;  /* of stream_enter */
     gpu_blas *blas;     /* made by the first GEMM */
     uint64_t record_at; /* interval being recorded; UINT64_MAX: none */
     void *workspace;    /* of grouped GEMMs */
@@ -101,6 +102,7 @@ struct epo_backend {
     bool one_sided;
     bool grouped;         /* our GEMM kernels where they fit; else cuBLAS */
     uint64_t small_piece; /* bytes; smaller ones on average are stored, not copied */
+    bool pack;            /* gathered rows by copy engines too */
     bool batch_copies;    /* many copies in one call */
     bool shared_device;   /* another rank uses this GPU too */
     gpu_meet *meet;
@@ -132,14 +134,6 @@ epo_status gpu_fail_driver(const epo_backend *be, const char *call, const char *
         cudaError_t try_ = (call);                                                                 \
         if (try_ != cudaSuccess)                                                                   \
             return gpu_fail((be), #call, (phase), try_);                                           \
-    } while (0)
-#define GPU_GO(be, phase, status, label, call)                                                     \
-    do {                                                                                           \
-        cudaError_t go_ = (call);                                                                  \
-        if (go_ != cudaSuccess) {                                                                  \
-            (status) = gpu_fail((be), #call, (phase), go_);                                        \
-            goto label;                                                                            \
-        }                                                                                          \
     } while (0)
 /* Keeps the first late error, releases every pending wait here, tells the peers. */
 void gpu_break(epo_backend *be, epo_status status, const char *text);
@@ -183,6 +177,7 @@ epo_status gpu_queue_create(epo_backend *be, epo_queue_kind kind, epo_queue **ou
 void gpu_queue_destroy(epo_backend *be, epo_queue *queue);
 epo_status gpu_event_create(epo_backend *be, epo_event **out);
 void gpu_event_destroy(epo_backend *be, epo_event *event);
+bool gpu_event_query(epo_backend *be, epo_event *event);
 epo_status gpu_stream_enter(epo_backend *be, epo_queue *queue, epo_stream stream);
 epo_status gpu_stream_leave(epo_backend *be, epo_event *event, epo_stream stream);
 epo_status gpu_sync(epo_backend *be, epo_event *event);
@@ -242,6 +237,7 @@ epo_window *gpu_window_of(epo_backend *be, const volatile void *address);
 
 /* ---- exchange.c, pairs.c ---- */
 epo_status gpu_exchange(epo_queue *q, const epo_exchange *x, const epo_deps *deps);
+epo_status gpu_copy(epo_queue *q, void *dst, const void *src, uint64_t bytes, const epo_deps *deps);
 epo_status gpu_pairs_create(epo_backend *be);
 /* NCCL's version (22809); false: none, `why` says so. */
 bool gpu_pairs_find(int *version, const char **why);

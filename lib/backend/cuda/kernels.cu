@@ -83,72 +83,78 @@ __global__ void __launch_bounds__(kThreads)
 
 struct Segments {
     gpu_segment s[GPU_SEGMENTS];
+    uint32_t before[GPU_SEGMENTS + 1]; /* rows of the segments before each */
+    int count;
 };
 
+constexpr int kPushThreads = 1024;
+
+/* One warp per row.  Few, large blocks: rows may be on their way while GEMMs want the
+ * other SMs, and a few SMs fill a link. */
 template <typename V>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kPushThreads, 1)
     copy_segments(const __grid_constant__ Segments table, uint32_t row_bytes) {
-    const gpu_segment seg = table.s[blockIdx.y];
     const int lane = threadIdx.x % kWarp;
-    const uint32_t units = row_bytes / sizeof(V);
-    uint64_t row = (uint64_t)blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp;
-    const uint64_t step = (uint64_t)gridDim.x * (kThreads / kWarp);
-    for (; row < seg.rows; row += step) {
-        const uint64_t from = seg.index ? (uint64_t)seg.index[row] : row;
-        row_copy<V>(seg.dst + row * row_bytes, seg.src + from * row_bytes, units, lane);
+    const uint32_t units = row_bytes / sizeof(V), all = table.before[table.count];
+    uint32_t row = blockIdx.x * (kPushThreads / kWarp) + threadIdx.x / kWarp;
+    for (; row < all; row += gridDim.x * (kPushThreads / kWarp)) {
+        int low = 0, high = table.count - 1; /* the last segment that begins at or before */
+        while (low < high) {
+            const int middle = (low + high + 1) / 2;
+            if (table.before[middle] <= row)
+                low = middle;
+            else
+                high = middle - 1;
+        }
+        const gpu_segment &seg = table.s[low];
+        const uint64_t at = row - table.before[low];
+        const uint64_t from = seg.index ? (uint64_t)seg.index[at] : at;
+        row_copy<V>(seg.dst + at * row_bytes, seg.src + from * row_bytes, units, lane);
     }
 }
 
 /* ---- reduce ---- */
 
-/* One warp per row.  Lane j holds index j of up to 32; loads of four summands are
- * issued together, additions stay in ascending j. */
+constexpr int kSummands = 8; /* in flight */
+
+/* One block per row, one unit per thread at a time; all summands of a unit are loaded
+ * together and added in ascending j. */
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads) reduce_rows(T *dst, const T *src, const int32_t *index,
                                                         uint64_t rows, int width, int elements) {
     using P = Pack<T, N>;
-    const int lane = threadIdx.x % kWarp;
     const int units = elements / N;
-    uint64_t row = (uint64_t)blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp;
-    const uint64_t step = (uint64_t)gridDim.x * (kThreads / kWarp);
-    for (; row < rows; row += step) {
-        for (int base = 0; base < units; base += kWarp) {
-            const int u = base + lane;
-            const bool in = u < units;
+    for (uint64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+        const int32_t *list = index + row * (uint64_t)width;
+        for (int u = threadIdx.x; u < units; u += kThreads) {
             float sum[N];
 #pragma unroll
             for (int i = 0; i < N; i++)
                 sum[i] = 0.0f;
-            for (int first = 0; first < width; first += kWarp) {
-                const int mine =
-                    first + lane < width ? index[row * (uint64_t)width + first + lane] : -1;
-                const int some = min(kWarp, width - first);
-                for (int j = 0; j < some; j += 4) {
-                    P v[4];
-                    int from[4];
+            for (int first = 0; first < width; first += kSummands) {
+                P v[kSummands];
+                int from[kSummands];
 #pragma unroll
-                    for (int k = 0; k < 4; k++) {
-                        from[k] = j + k < some ? __shfl_sync(0xffffffffu, mine, j + k) : -1;
-                        if (in && from[k] >= 0)
-                            v[k] = reinterpret_cast<const P *>(src + (uint64_t)from[k] *
-                                                                         (uint64_t)elements)[u];
+                for (int k = 0; k < kSummands; k++)
+                    from[k] = first + k < width ? __ldg(list + first + k) : -1;
+#pragma unroll
+                for (int k = 0; k < kSummands; k++)
+                    if (from[k] >= 0)
+                        v[k] = reinterpret_cast<const P *>(src + (uint64_t)from[k] *
+                                                                     (uint64_t)elements)[u];
+#pragma unroll
+                for (int k = 0; k < kSummands; k++)
+                    if (from[k] >= 0) {
+#pragma unroll
+                        for (int i = 0; i < N; i++)
+                            sum[i] += to_float<T>(v[k].e[i]);
                     }
-#pragma unroll
-                    for (int k = 0; k < 4; k++)
-                        if (in && from[k] >= 0) {
-#pragma unroll
-                            for (int i = 0; i < N; i++)
-                                sum[i] += to_float<T>(v[k].e[i]);
-                        }
-                }
             }
-            if (in) {
-                P out;
+            P out;
 #pragma unroll
-                for (int i = 0; i < N; i++)
-                    out.e[i] = from_float<T>(sum[i]);
-                reinterpret_cast<P *>(dst + row * (uint64_t)elements)[u] = out;
-            }
+            for (int i = 0; i < N; i++)
+                out.e[i] = from_float<T>(sum[i]);
+            reinterpret_cast<P *>(dst + row * (uint64_t)elements)[u] = out;
         }
     }
 }
@@ -265,7 +271,8 @@ template <typename T> void reduce_launch(cudaStream_t stream, int sms, const epo
     const bool wide = r->elements % n == 0 && aligned(r->dst, 16) && aligned(r->src, 16);
     T *dst = static_cast<T *>(r->dst);
     const T *src = static_cast<const T *>(r->src);
-    const unsigned blocks = row_blocks(r->rows, sms);
+    const uint64_t most = (uint64_t)(sms > 0 ? sms : 1) * 64;
+    const unsigned blocks = (unsigned)(r->rows < most ? r->rows : most);
     if (wide)
         reduce_rows<T, n>
             <<<blocks, kThreads, 0, stream>>>(dst, src, r->index, r->rows, r->width, r->elements);
@@ -311,33 +318,32 @@ extern "C" cudaError_t gpu_kernel_gather(cudaStream_t stream, int sms, const epo
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t gpu_kernel_segments(cudaStream_t stream, int sms,
+extern "C" cudaError_t gpu_kernel_segments(cudaStream_t stream, int blocks,
                                            const gpu_segment *segments, int count,
                                            uint32_t row_bytes) {
     for (int first = 0; first < count; first += GPU_SEGMENTS) {
-        const int some = count - first < GPU_SEGMENTS ? count - first : GPU_SEGMENTS;
         Segments table;
         bool by16 = row_bytes % 16 == 0, by4 = row_bytes % 4 == 0;
-        uint64_t most = 0;
-        for (int i = 0; i < some; i++) {
+        table.count = count - first < GPU_SEGMENTS ? count - first : GPU_SEGMENTS;
+        table.before[0] = 0;
+        for (int i = 0; i < table.count; i++) {
             const gpu_segment &s = segments[first + i];
             table.s[i] = s;
-            most = s.rows > most ? s.rows : most;
+            table.before[i + 1] = table.before[i] + (uint32_t)s.rows;
             by16 = by16 && aligned(s.dst, 16) && aligned(s.src, 16);
             by4 = by4 && aligned(s.dst, 4) && aligned(s.src, 4);
         }
-        if (most == 0 || row_bytes == 0)
+        const uint32_t rows = table.before[table.count];
+        const uint32_t need = (rows + kPushThreads / kWarp - 1) / (kPushThreads / kWarp);
+        const unsigned grid = need < (uint32_t)blocks ? need : (unsigned)blocks;
+        if (rows == 0 || row_bytes == 0)
             continue;
-        unsigned x = row_blocks(most, sms);
-        const unsigned share = (unsigned)((sms > 0 ? sms : 1) * 8 / some + 1);
-        x = x < share ? x : share;
-        const dim3 grid(x, (unsigned)some);
         if (by16)
-            copy_segments<uint4><<<grid, kThreads, 0, stream>>>(table, row_bytes);
+            copy_segments<uint4><<<grid, kPushThreads, 0, stream>>>(table, row_bytes);
         else if (by4)
-            copy_segments<uint32_t><<<grid, kThreads, 0, stream>>>(table, row_bytes);
+            copy_segments<uint32_t><<<grid, kPushThreads, 0, stream>>>(table, row_bytes);
         else
-            copy_segments<uint8_t><<<grid, kThreads, 0, stream>>>(table, row_bytes);
+            copy_segments<uint8_t><<<grid, kPushThreads, 0, stream>>>(table, row_bytes);
         cudaError_t error = cudaGetLastError();
         if (error != cudaSuccess)
             return error;

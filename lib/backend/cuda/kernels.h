@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define GPU_SEGMENTS 48 /* per launch: 4 KiB of kernel arguments hold them */
+#define GPU_SEGMENTS 96 /* per launch; with their rows below 4 KiB of arguments */
 
 /* Rows of one piece: dst[i] = src[index ? index[i] : i]. */
 typedef struct gpu_segment {
@@ -25,7 +25,8 @@ typedef struct gpu_segment {
 } gpu_segment;
 
 cudaError_t gpu_kernel_gather(cudaStream_t stream, int sms, const epo_rows_gather *g);
-cudaError_t gpu_kernel_segments(cudaStream_t stream, int sms, const gpu_segment *segments,
+/* By `blocks` blocks of 1024 threads at most. */
+cudaError_t gpu_kernel_segments(cudaStream_t stream, int blocks, const gpu_segment *segments,
                                 int count, uint32_t row_bytes);
 cudaError_t gpu_kernel_reduce(cudaStream_t stream, int sms, const epo_rows_reduce *r);
 cudaError_t gpu_kernel_swiglu(cudaStream_t stream, const epo_swiglu *s);

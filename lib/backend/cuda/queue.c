@@ -36,9 +36,13 @@ epo_status gpu_queue_create(epo_backend *be, epo_queue_kind kind, epo_queue **ou
     q->priority = queue_priority(kind);
     q->record_at = UINT64_MAX;
     cudaError_t e = cudaStreamCreateWithPriority(&q->stream, cudaStreamNonBlocking, q->priority);
+    if (e == cudaSuccess)
+        e = cudaEventCreateWithFlags(&q->enter, cudaEventDisableTiming);
     if (e != cudaSuccess) {
+        if (q->stream != NULL)
+            (void)cudaStreamDestroy(q->stream);
         free(q);
-        return gpu_fail(be, "cudaStreamCreateWithPriority", "queue", e);
+        return gpu_fail(be, "cudaStreamCreateWithPriority or cudaEventCreateWithFlags", "queue", e);
     }
     be->queues[slot] = q;
     *out = q;
@@ -52,6 +56,7 @@ void gpu_queue_destroy(epo_backend *be, epo_queue *q) {
     gpu_staging_free(q);
     gpu_blas_destroy(q->blas);
     gpu_workspace_free(q);
+    (void)cudaEventDestroy(q->enter);
     (void)cudaStreamDestroy(q->stream);
     be->queues[q->slot] = NULL;
     free(q);
@@ -78,19 +83,17 @@ void gpu_event_destroy(epo_backend *be, epo_event *event) {
     free(event);
 }
 
-/* An event made for one hand-over: destroying it early is allowed, CUDA keeps it
- * until its work is done. */
+bool gpu_event_query(epo_backend *be, epo_event *event) {
+    (void)be;
+    return cudaEventQuery(event->cuda) != cudaErrorNotReady;
+}
+
 epo_status gpu_stream_enter(epo_backend *be, epo_queue *queue, epo_stream stream) {
     GPU_TRY(be, "stream_enter", cudaSetDevice(be->device));
-    cudaEvent_t event;
-    GPU_TRY(be, "stream_enter", cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    epo_status status = EPO_OK;
-    GPU_GO(be, "stream_enter", status, out, cudaEventRecord(event, (cudaStream_t)stream));
-    GPU_GO(be, "stream_enter", status, out, cudaStreamWaitEvent(queue->stream, event, 0));
+    GPU_TRY(be, "stream_enter", cudaEventRecord(queue->enter, (cudaStream_t)stream));
+    GPU_TRY(be, "stream_enter", cudaStreamWaitEvent(queue->stream, queue->enter, 0));
     queue->stale = true;
-out:
-    (void)cudaEventDestroy(event);
-    return status;
+    return EPO_OK;
 }
 
 epo_status gpu_stream_leave(epo_backend *be, epo_event *event, epo_stream stream) {
