@@ -17,6 +17,8 @@
 #define EPO_OUT_FLEX_BACKEND                                                                       \
     "EP_OVERLAP_FLEX_BACKEND"                        /* deepep | hybridep | ncclep, if asked for */
 #define EPO_OUT_DELAY_WGRAD "EP_OVERLAP_DELAY_WGRAD" /* 0 | 1 */
+/* Which options somebody asked for: words of the configuration's keys, "auto" */
+#define EPO_OUT_GIVEN "EP_OVERLAP_GIVEN"
 /* For scripts that build a command line inside the task. */
 #define EPO_OUT_MEGATRON_ARGS "EP_OVERLAP_MEGATRON_ARGS"       /* Megatron-LM's arguments */
 #define EPO_OUT_BRIDGE_OVERRIDES "EP_OVERLAP_BRIDGE_OVERRIDES" /* Megatron-Bridge's */

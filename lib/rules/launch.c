@@ -95,9 +95,11 @@ static void append(char *text, size_t size, const char *format, ...) {
     va_end(args);
 }
 
+/* A framework's default need not be said. */
 static const char *text_of(const epo_facts *facts, const char *key) {
     const epo_fact *fact = epo_facts_find(facts, key);
-    return fact == NULL || fact->kind == EPO_FACT_UNKNOWN || fact->kind == EPO_FACT_NULL
+    return fact == NULL || fact->is_default || fact->kind == EPO_FACT_UNKNOWN ||
+                   fact->kind == EPO_FACT_NULL
                ? NULL
                : fact->text;
 }

@@ -299,7 +299,10 @@ static epo_status read_command(const command *c, size_t depth, epo_program *prog
         case EPO_LAUNCHER_TEXT: return read_inner(c, behind, depth, program);
         case EPO_LAUNCHER_NOTHING: return EPO_OK;
         case EPO_LAUNCHER_OPAQUE:
-            undecided(program, "cannot tell what is started by", name);
+            if (taken > 0)
+                undecided(program, "a shell's script is not read:", c->words[behind].text);
+            else
+                undecided(program, "cannot tell what is started by", name);
             return EPO_OK;
         case EPO_LAUNCHER_EXEC: program->by_exec = true; break;
         case EPO_LAUNCHER_COMMAND: break;
