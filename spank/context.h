@@ -26,12 +26,21 @@ enum ep_flag {
     EP_FLAG_COUNT
 };
 
+/* What speaks against the decision on a node, line by line. */
+struct ep_verdict {
+    bool made;
+    bool here;           /* some of it is this node's own: another node may say otherwise */
+    char errors[4096];   /* "" when nothing does */
+    char warnings[2048]; /* for the user, once per step */
+};
+
 /* Shared by the tasks of one step on one node: made before they are forked. */
 struct ep_shared {
     pthread_mutex_t lock; /* robust, between processes */
     bool tried;           /* the first task has tried the library here, and */
     char why[256];        /* this speaks against it */
     bool refused;         /* one task has said why this node refuses */
+    struct ep_verdict verdict;
 };
 
 struct ep_plugin {
@@ -56,6 +65,9 @@ struct ep_plugin {
     struct ep_preload preload;
     char preload_error[EPO_ERROR_MAX]; /* not empty: why there is none */
     const char *gpu_class;             /* this node's, by the configuration; NULL: not told */
+    int probe;                         /* the probe's program, checked and open; or -1 */
+    char probe_error[EPO_ERROR_MAX];   /* not empty: why it is not, or gave no answer */
+    struct ep_verdict verdict;         /* without shared memory */
     struct ep_shared *shared;          /* NULL: every task stands for itself */
 };
 
@@ -93,6 +105,10 @@ void ep_shared_unlock(struct ep_shared *shared);
 
 /* task.c: in the task, as the user, before exec. */
 int ep_task_start(struct ep_plugin *plugin, spank_t spank);
+
+/* check.c: opens the probe in slurmstepd, where the node's own folders are seen. */
+void ep_check_open(struct ep_plugin *plugin);
+void ep_check_close(struct ep_plugin *plugin);
 
 /* The life of a context. */
 void ep_plugin_begin(struct ep_plugin *plugin, const struct wrap_spank *api,

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define SCANCEL_TIMEOUT_MS 10000
 
@@ -42,9 +43,19 @@ static bool is_first(struct ep_plugin *plugin) {
     return first;
 }
 
+static void say_lines(const struct ep_plugin *plugin, const char *lines) {
+    while (*lines != '\0') {
+        size_t length = strcspn(lines, "\n");
+        wrap_format(plugin->api->task_say, "ep-overlap: %s: %.*s", ep_node_name(plugin),
+                    (int)length, lines);
+        lines += length;
+        lines += *lines == '\n';
+    }
+}
+
 void ep_task_refuse(struct ep_plugin *plugin, spank_t spank, const char *why) {
     if (is_first(plugin)) {
-        wrap_format(plugin->api->task_say, "ep-overlap: %s: %s", ep_node_name(plugin), why);
+        say_lines(plugin, why);
         end_step(plugin, spank);
     }
     plugin->api->exit_task(1);

@@ -45,6 +45,7 @@ void ep_plugin_begin(struct ep_plugin *plugin, const struct wrap_spank *api,
                      const char *config_path) {
     memset(plugin, 0, sizeof *plugin);
     plugin->api = api;
+    plugin->probe = -1;
     plugin->where = api->context();
     plugin->config_path = config_path;
     for (int id = 0; id < EPO_OPT_COUNT; id++)

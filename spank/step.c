@@ -168,8 +168,10 @@ void ep_step_decide(struct ep_plugin *plugin, spank_t spank) {
         snprintf(plugin->refusal, sizeof plugin->refusal, "%s", epo_fail_text());
     for (int i = 0; i < variables.count; i++)
         free(variables.got[i]);
-    if (plugin->decision.on && plugin->refusal[0] == '\0')
+    if (plugin->decision.on && plugin->refusal[0] == '\0') {
         find_library(plugin, &input);
+        ep_check_open(plugin);
+    }
     if (plugin->decision.on || plugin->refusal[0] != '\0')
         plugin->shared = ep_shared_create();
     log_step(plugin);
@@ -178,6 +180,7 @@ void ep_step_decide(struct ep_plugin *plugin, spank_t spank) {
 void ep_plugin_end(struct ep_plugin *plugin) {
     epo_config_destroy(plugin->config);
     plugin->config = NULL;
+    ep_check_close(plugin);
     ep_shared_destroy(plugin->shared);
     plugin->shared = NULL;
 }

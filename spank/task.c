@@ -20,11 +20,28 @@ static bool cannot_serve(struct ep_plugin *plugin, spank_t spank, const char *wh
         return false;
     }
     if (plugin->decision.explicit_on)
-        wrap_format(plugin->api->task_say, "ep-overlap: %s: off instead of on: %s",
-                    ep_node_name(plugin), why);
+        wrap_format(plugin->api->task_say, "ep-overlap: %s: off instead of on: %.*s",
+                    ep_node_name(plugin), (int)strcspn(why, "\n"), why);
     plugin->decision.on = false;
-    snprintf(plugin->decision.reason, sizeof plugin->decision.reason, "%.500s", why);
+    snprintf(plugin->decision.reason, sizeof plugin->decision.reason, "%.*s",
+             (int)strcspn(why, "\n"), why);
     return true;
+}
+
+/* The nodes of a step never differ: what may hold here and not elsewhere ends a step
+ * of several nodes, whoever asked for overlap. */
+static bool check(struct ep_plugin *plugin, spank_t spank, bool gpus, const char **warnings) {
+    const struct ep_verdict *verdict = ep_check_node(plugin, spank, gpus);
+    uint32_t nodes = 1;
+    *warnings = verdict->warnings;
+    if (verdict->errors[0] == '\0')
+        return true;
+    bool many = plugin->api->get_number(spank, S_JOB_NNODES, &nodes) == 0 && nodes > 1;
+    if (!plugin->decision.explicit_on && many && verdict->here) {
+        ep_task_refuse(plugin, spank, verdict->errors);
+        return false;
+    }
+    return cannot_serve(plugin, spank, verdict->errors);
 }
 
 static void add_reason(struct ep_plugin *plugin, const char *more) {
@@ -35,9 +52,10 @@ static void add_reason(struct ep_plugin *plugin, const char *more) {
 
 /* Turns the decision into what this node and program can do; `preload` becomes
  * the library to load or "".  False: the task ends. */
-static bool prepare(struct ep_plugin *plugin, spank_t spank, const char **preload) {
+static bool prepare(struct ep_plugin *plugin, spank_t spank, const char **preload,
+                    const char **warnings) {
     char why[EPO_ERROR_MAX + 64];
-    *preload = "";
+    *preload = *warnings = "";
     if (!plugin->decision.on)
         return true;
     bool gpus = ep_task_has_gpus(plugin, spank);
@@ -45,6 +63,10 @@ static bool prepare(struct ep_plugin *plugin, spank_t spank, const char **preloa
         return cannot_serve(plugin, spank,
                             "the step holds no GPU, and the site requires one "
                             "(checks.require_gpu); ask for one with --gpus or --gres");
+    if (!check(plugin, spank, gpus, warnings))
+        return false;
+    if (!plugin->decision.on)
+        return true;
     if (plugin->preload_error[0] == '\0' && ep_preload_check_visible(&plugin->preload) != EPO_OK)
         snprintf(plugin->preload_error, sizeof plugin->preload_error, "%s", epo_fail_text());
     if (plugin->preload_error[0] != '\0') {
@@ -79,7 +101,7 @@ static bool is_task_zero(struct ep_plugin *plugin, spank_t spank) {
 }
 
 /* What the user who gave an option is told, once per step. */
-static void tell(struct ep_plugin *plugin, spank_t spank, const char *set) {
+static void tell(struct ep_plugin *plugin, spank_t spank, const char *set, const char *warnings) {
     char text[EPO_DECISION_REASON_MAX + 128];
     if (!plugin->decision.any_option || !is_task_zero(plugin, spank))
         return;
@@ -89,6 +111,12 @@ static void tell(struct ep_plugin *plugin, spank_t spank, const char *set) {
         wrap_format(plugin->api->task_say, "ep-overlap: set%s", set);
     if (plugin->decision.on && ep_task_has_gpus(plugin, spank))
         ep_task_warn(plugin, spank);
+    while (plugin->decision.on && *warnings != '\0') {
+        size_t length = strcspn(warnings, "\n");
+        wrap_format(plugin->api->task_say, "ep-overlap: warning %.*s", (int)length, warnings);
+        warnings += length;
+        warnings += *warnings == '\n';
+    }
 }
 
 /* A plain off leaves no trace; an off that `auto` or a failed wish came to says
@@ -109,14 +137,14 @@ int ep_task_start(struct ep_plugin *plugin, spank_t spank) {
         ep_task_refuse(plugin, spank, plugin->refusal);
         return -1;
     }
-    const char *preload;
+    const char *preload, *warnings;
     char *set = NULL;
-    if (!prepare(plugin, spank, &preload))
+    if (!prepare(plugin, spank, &preload, &warnings))
         return -1;
     if (is_visible(&plugin->decision) && ep_task_set(plugin, spank, preload, &set) != EPO_OK &&
         !cannot_serve(plugin, spank, epo_fail_text()))
         return -1;
-    tell(plugin, spank, set);
+    tell(plugin, spank, set, warnings);
     free(set);
     return 0;
 }

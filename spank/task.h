@@ -40,10 +40,16 @@ bool ep_task_has_gpus(struct ep_plugin *plugin, spank_t spank);
  * memory is short or the task's arguments are beyond all bounds. */
 epo_facts *ep_task_facts(struct ep_plugin *plugin, spank_t spank);
 
+/* check.c: what this node, the program's arguments and the site's least versions say
+ * against the decision; the first task of the node finds out. */
+#define EP_CHECK_MS 5000 /* without a configuration */
+#define EP_CHECK_STOPPED "probe.stopped"
+const struct ep_verdict *ep_check_node(struct ep_plugin *plugin, spank_t spank, bool gpus);
+
 /* task_warn.c: says which of the user's own variables hurt an overlap run. */
 void ep_task_warn(struct ep_plugin *plugin, spank_t spank);
 
-/* refuse.c: one line, the end of the step, the end of the task.  Does not
+/* refuse.c: `why` line by line, the end of the step, the end of the task.  Does not
  * return outside of tests. */
 void ep_task_refuse(struct ep_plugin *plugin, spank_t spank, const char *why);
 

@@ -27,8 +27,19 @@ static bool is_set(struct ep_plugin *plugin, spank_t spank, const char *name) {
     return set;
 }
 
+/* With --gpu-bind=none Slurm names no GPUs to the task, which sees all of them. */
+static bool is_unbound(struct ep_plugin *plugin, spank_t spank) {
+    char *bind = plugin->api->task_getenv(spank, "SLURMD_TRES_BIND");
+    char *count = plugin->api->task_getenv(spank, "SLURM_GPUS_ON_NODE");
+    bool unbound = bind != NULL && strncmp(bind, "gpu:none", 8) == 0 && count != NULL &&
+                   strtoul(count, NULL, 10) > 0;
+    free(bind);
+    free(count);
+    return unbound;
+}
+
 bool ep_task_has_gpus(struct ep_plugin *plugin, spank_t spank) {
-    return is_set(plugin, spank, "SLURM_STEP_GPUS") ||
+    return is_unbound(plugin, spank) || is_set(plugin, spank, "SLURM_STEP_GPUS") ||
            is_set(plugin, spank, "CUDA_VISIBLE_DEVICES");
 }
 

@@ -195,6 +195,7 @@ const struct wrap_spank wrap_spank_real = {
     .log_error = real_log_error,
     .task_say = real_task_say,
     .run = real_run,
+    .probe = epo_probe_run,
     .exit_submission = real_exit_submission,
     .exit_task = real_exit_task,
 };

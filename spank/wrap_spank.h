@@ -7,6 +7,8 @@
 #ifndef EPO_SPANK_WRAP_SPANK_H
 #define EPO_SPANK_WRAP_SPANK_H
 
+#include "core/facts.h"
+#include "core/probe_run.h"
 #include "core/status.h"
 
 #include <stddef.h>
@@ -51,6 +53,8 @@ struct wrap_spank {
      * `said` (may be NULL) receives the beginning of its stderr. */
     int (*run)(char *const arguments[], char *const environment[], int timeout_ms, char *said,
                size_t room);
+    /* epo_probe_run() */
+    epo_status (*probe)(const struct epo_probe_request *request, epo_facts *facts);
     void (*exit_submission)(int status); /* of srun, sbatch, salloc, before anything is allocated */
     void (*exit_task)(int status);       /* without running anybody's exit handlers */
 };

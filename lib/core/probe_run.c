@@ -41,6 +41,8 @@ const char *const epo_probe_variables[] = {"PATH",
                                            "SLURM_JOB_GPUS",
                                            "SLURM_STEP_ID",
                                            "SLURM_STEP_TASKS_PER_NODE",
+                                           "SLURM_GPUS_ON_NODE",
+                                           "SLURMD_TRES_BIND",
                                            "APPTAINER_CONTAINER",
                                            "SINGULARITY_CONTAINER",
                                            NULL};

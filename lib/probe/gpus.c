@@ -6,6 +6,7 @@
 #include "probe/gpu_list.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -151,6 +152,32 @@ static void put_fabric(const nvml *api, const gpu *g, epo_facts *facts) {
                       "the NVLink domain reaches over nodes");
 }
 
+/* More than one task on some node: "4(x2),3". */
+static bool has_local_peers(const epo_probe_task *task) {
+    const char *text = epo_probe_variable(task, "SLURM_STEP_TASKS_PER_NODE");
+    while (text != NULL && *text != '\0') {
+        if (strtoul(text, NULL, 10) > 1)
+            return true;
+        text += strcspn(text, ",");
+        text += *text == ',';
+    }
+    return false;
+}
+
+/* Slurm gave each task a part of the node's GPUs; its variables name that part only. */
+static void put_binding(const epo_probe_task *task, unsigned visible, epo_facts *facts) {
+    const char *bind = epo_probe_variable(task, "SLURMD_TRES_BIND");
+    const char *total = epo_probe_variable(task, "SLURM_GPUS_ON_NODE");
+    char source[96];
+    if (bind == NULL || total == NULL || strncmp(bind, "gpu:", 4) != 0 ||
+        strncmp(bind, "gpu:none", 8) == 0 || !has_local_peers(task))
+        return;
+    unsigned long count = strtoul(total, NULL, 10);
+    snprintf(source, sizeof source, "SLURMD_TRES_BIND=%.64s", bind);
+    probe_put(facts, "task.gpus_on_node", "SLURM_GPUS_ON_NODE", "%lu", count);
+    probe_put(facts, "task.sees_all_gpus", source, "%s", visible >= count ? "True" : "False");
+}
+
 /* What the task sees; where it sees fewer than the step holds, what the step holds. */
 static void find_choices(const epo_probe_task *task, const gpu_list *list, gpu_choices *choices,
                          char *source, size_t room, epo_facts *facts) {
@@ -166,12 +193,15 @@ static void find_choices(const epo_probe_task *task, const gpu_list *list, gpu_c
                           choices->problem);
     else
         probe_put(facts, "task.visible_gpus", source, "%u", choices->count);
+    if (visible != NULL)
+        put_binding(task, choices->count, facts);
     if (held == NULL || visible == NULL)
         return;
     gpu_choices step;
     gpu_choices_by_minor(list, held, &step);
-    probe_put(facts, "task.sees_all_gpus", source, "%s",
-              choices->count >= step.count ? "True" : "False");
+    if (step.count > choices->count || epo_facts_find(facts, "task.sees_all_gpus") == NULL)
+        probe_put(facts, "task.sees_all_gpus", source, "%s",
+                  choices->count >= step.count ? "True" : "False");
     if (step.count > choices->count) {
         *choices = step;
         snprintf(source, room, "NVML, SLURM_STEP_GPUS");
@@ -211,7 +241,8 @@ void epo_probe_gpus(epo_probe_task *task, epo_facts *facts) {
     char why[512];
     nvml api;
     if (!nvml_open(&api, task->nvml_path, why, sizeof why)) {
-        if (task->nvml_path == NULL && access("/dev/nvidiactl", F_OK) != 0)
+        bool told = !task->whole_node && epo_probe_variable(task, "SLURM_STEP_GPUS") != NULL;
+        if (task->nvml_path == NULL && access("/dev/nvidiactl", F_OK) != 0 && !told)
             no_gpus(facts, "neither NVML nor /dev/nvidiactl is here");
         else
             nothing_known(facts, "NVML", why);

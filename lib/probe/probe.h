@@ -44,11 +44,11 @@ void epo_probe_gpus(epo_probe_task *task, epo_facts *facts);
 
 /* What a task's words say about its program. */
 typedef enum epo_probe_program {
-    EPO_PROGRAM_NOT_TOLD,  /* no arguments */
-    EPO_PROGRAM_PYTHON,    /* `word` names an interpreter or a script of one */
-    EPO_PROGRAM_SHELL,     /* a script or shell: may start anything */
-    EPO_PROGRAM_CONTAINER, /* enters a container: the host's folders say nothing */
-    EPO_PROGRAM_OTHER      /* a compiled program */
+    EPO_TASK_NOT_TOLD,  /* no arguments */
+    EPO_TASK_PYTHON,    /* `word` names an interpreter or a script of one */
+    EPO_TASK_SHELL,     /* a script or shell: may start anything */
+    EPO_TASK_CONTAINER, /* enters a container: the host's folders say nothing */
+    EPO_TASK_COMPILED   /* a compiled program */
 } epo_probe_program;
 
 /* Looks through env, numactl, nsys, nice, time and the like.  `*word` is the index

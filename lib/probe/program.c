@@ -79,31 +79,31 @@ bool probe_read_shebang(epo_probe_task *task, const char *path, char *interprete
 static epo_probe_program kind_of_file(epo_probe_task *task, const char *word) {
     char path[PROBE_PATH], interpreter[256];
     if (!probe_find_in_path(task, word, path))
-        return EPO_PROGRAM_SHELL; /* cannot be told: as good as anything */
+        return EPO_TASK_SHELL; /* cannot be told: as good as anything */
     if (!probe_read_shebang(task, path, interpreter, sizeof interpreter))
-        return EPO_PROGRAM_OTHER;
-    return probe_is_python(probe_base(interpreter)) ? EPO_PROGRAM_PYTHON : EPO_PROGRAM_SHELL;
+        return EPO_TASK_COMPILED;
+    return probe_is_python(probe_base(interpreter)) ? EPO_TASK_PYTHON : EPO_TASK_SHELL;
 }
 
 epo_probe_program epo_probe_program_find(epo_probe_task *task, int *word) {
     bool wrapped = false;
     *word = 0;
     if (task->argument_count == 0)
-        return EPO_PROGRAM_NOT_TOLD;
+        return EPO_TASK_NOT_TOLD;
     for (int i = 0; i < task->argument_count; i++) {
         const char *base = probe_base(task->arguments[i]);
         *word = i;
         if (is_one_of(base, containers))
-            return EPO_PROGRAM_CONTAINER;
+            return EPO_TASK_CONTAINER;
         if (probe_is_python(base) || is_one_of(base, launchers))
-            return EPO_PROGRAM_PYTHON;
+            return EPO_TASK_PYTHON;
         if (is_one_of(base, shells))
-            return EPO_PROGRAM_SHELL;
+            return EPO_TASK_SHELL;
         if (is_one_of(base, wrappers))
             wrapped = true;
         else if (!wrapped)
             return kind_of_file(task, task->arguments[i]);
     }
     *word = 0;
-    return EPO_PROGRAM_SHELL; /* behind a wrapper stands something that has no known name */
+    return EPO_TASK_SHELL; /* behind a wrapper stands something that has no known name */
 }

@@ -225,25 +225,25 @@ void epo_probe_python(epo_probe_task *task, epo_facts *facts) {
     static const char *const names[] = {"not told", "python", "shell", "container", "compiled"};
     probe_put_text(facts, "task.program", "its words", names[kind]);
     switch (kind) {
-    case EPO_PROGRAM_CONTAINER:
+    case EPO_TASK_CONTAINER:
         probe_packages_unknown(facts, "the task's words",
                                "the program runs in a container, whose folders are not seen here");
         return;
-    case EPO_PROGRAM_SHELL:
+    case EPO_TASK_SHELL:
         probe_packages_unknown(facts, "the task's words",
                                "the program is a shell script or not known; it may start any "
                                "Python");
         return;
-    case EPO_PROGRAM_OTHER: probe_packages_unset(facts, "a program that is not Python"); return;
-    case EPO_PROGRAM_PYTHON: found = find_interpreter(task, task->arguments[word], path); break;
-    case EPO_PROGRAM_NOT_TOLD:
+    case EPO_TASK_COMPILED: probe_packages_unset(facts, "a program that is not Python"); return;
+    case EPO_TASK_PYTHON: found = find_interpreter(task, task->arguments[word], path); break;
+    case EPO_TASK_NOT_TOLD:
         found =
             probe_find_in_path(task, "python3", path) || probe_find_in_path(task, "python", path);
         break;
     }
     if (found)
         put_interpreter(task, path, facts);
-    else if (kind == EPO_PROGRAM_NOT_TOLD)
+    else if (kind == EPO_TASK_NOT_TOLD)
         probe_packages_unknown(facts, "PATH", "there is no python3 on the PATH");
     else
         probe_packages_unknown(facts, "the task's words", "its Python is not found");

@@ -29,6 +29,7 @@ static epo_finding *add(epo_findings *findings, const char *id, epo_severity sev
     *finding = empty;
     snprintf(finding->id, sizeof finding->id, "%s", id);
     finding->severity = severity;
+    finding->here = strncmp(id, "ARG-", 4) != 0;
     findings->errors += severity == EPO_SEVERITY_ERROR;
     findings->warnings += severity == EPO_SEVERITY_WARN;
     return finding;
@@ -131,7 +132,10 @@ static void check_gpus(const epo_node_question *q, const epo_facts *facts, epo_f
     const epo_fact *stopped = epo_facts_find(facts, "probe.stopped");
     const epo_fact *pair = epo_facts_find(facts, "node.all_gpus_p2p");
     const epo_fact *sees = epo_facts_find(facts, "task.visible_gpus");
-    const epo_fact *held = epo_facts_find(facts, "node.gpu_count");
+    const epo_fact *bound = epo_facts_find(facts, "task.sees_all_gpus");
+    const epo_fact *held = epo_facts_find(facts, "task.gpus_on_node");
+    if (held == NULL)
+        held = epo_facts_find(facts, "node.gpu_count");
     bool flex = q->dispatcher != EPO_CHOICE_ALLTOALL;
     if (stopped != NULL)
         say(findings, "NODE-PROBE",
@@ -144,8 +148,8 @@ static void check_gpus(const epo_node_question *q, const epo_facts *facts, epo_f
         say(findings, "NODE-BIND", EPO_SEVERITY_ERROR,
             "tasks that see all GPUs of the step, so that peers can be opened",
             "add --gpu-bind=none, or use --ep-dispatcher=alltoall",
-            "each task sees %.16s of the step's %.16s GPUs (CUDA_VISIBLE_DEVICES)",
-            is_known(sees) ? sees->text : "some", is_known(held) ? held->text : "?");
+            "each task sees %.16s of %.16s GPUs (%.96s)", is_known(sees) ? sees->text : "some",
+            is_known(held) ? held->text : "?", bound->source);
     else if (flex && is_false(facts, "node.all_gpus_p2p"))
         say(findings, "NODE-P2P", EPO_SEVERITY_ERROR, "GPUs that reach each other directly",
             "use --ep-dispatcher=alltoall", "node.all_gpus_p2p = False (%.128s)", pair->source);
@@ -239,6 +243,7 @@ static epo_status fill_in(const epo_node_question *q, epo_facts *facts) {
 
 struct found_text {
     const epo_facts *facts;
+    bool here; /* one of the names is the node's */
     char *text;
     size_t room, used;
 };
@@ -252,6 +257,10 @@ static void add_found(const char *name, size_t length, void *context) {
     const epo_fact *fact = epo_facts_find(found->facts, key);
     if (fact == NULL || fact->kind == EPO_FACT_UNKNOWN)
         return;
+    static const char *const of_nodes[] = {"node.", "gpu",    "nvl72",  "torch_version",
+                                           "te_",   "nccl_v", "triton", "deep_ep."};
+    for (size_t i = 0; i < sizeof of_nodes / sizeof *of_nodes; i++)
+        found->here |= strncmp(key, of_nodes[i], strlen(of_nodes[i])) == 0;
     char one[320];
     snprintf(one, sizeof one, "%s = %.80s (%.80s)", key,
              fact->kind == EPO_FACT_NULL ? "unset" : fact->text, fact->source);
@@ -274,8 +283,9 @@ static void add_rule(const epo_rule_verdict *verdict, const epo_facts *facts,
     epo_finding *finding = add(findings, rule->id, severity);
     if (finding == NULL)
         return;
-    struct found_text found = {facts, finding->found, sizeof finding->found, 0};
+    struct found_text found = {facts, false, finding->found, sizeof finding->found, 0};
     epo_condition_names(rule->condition, add_found, &found);
+    finding->here = found.here;
     snprintf(finding->needed, sizeof finding->needed, "%s", rule->needed);
     snprintf(finding->remedy, sizeof finding->remedy, "%s", rule->remedy);
 }

@@ -17,6 +17,7 @@
 typedef struct epo_finding {
     char id[16]; /* of the rule, or NODE-..., MIN-..., ARG-... */
     epo_severity severity;
+    bool here; /* it hangs on this node: another one may say otherwise */
     char found[256], needed[192], remedy[320];
 } epo_finding;
 

@@ -19,7 +19,7 @@ struct fake_env {
 struct fake {
     spank_context_t context;
     struct fake_env task, own;
-    uint32_t job, step, user, local_task, task_id, tasks;
+    uint32_t job, step, user, local_task, task_id, tasks, step_nodes;
     bool no_numbers; /* every get_number fails */
     bool fail_setenv;
     gid_t groups[8];
@@ -31,6 +31,9 @@ struct fake {
     char said[FAKE_TEXT];  /* what the task's stderr got */
     char ran[FAKE_TEXT];   /* programs that were run */
     char unset[FAKE_TEXT]; /* control variables that were taken back */
+    /* what the probe finds; NULL: nothing */
+    epo_status (*probe)(const struct epo_probe_request *request, epo_facts *facts);
+    int probes; /* how often it was asked */
     int run_status;
     int tries; /* of the loader */
     const char *loader_says;

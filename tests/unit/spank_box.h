@@ -9,7 +9,7 @@
 #include "unit.h"
 
 extern struct ep_plugin plugin;
-extern char folder[256], conf[300], library[300];
+extern char folder[256], conf[300], library[300], probe_program[300];
 
 #define HAS(text, part) CU_ASSERT_PTR_NOT_NULL_FATAL(strstr((text), (part)))
 #define HAS_NOT(text, part) CU_ASSERT_PTR_NULL(strstr((text), (part)))

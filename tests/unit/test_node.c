@@ -114,7 +114,7 @@ static void tasks_bound_to_one_gpu_are_explained(void) {
     epo_facts_set(facts, "task.visible_gpus", "1", "CUDA_VISIBLE_DEVICES");
     CU_ASSERT_FALSE(passes(EPO_CHOICE_FLEX));
     HAS(get("NODE-BIND")->remedy, "--gpu-bind=none");
-    HAS(get("NODE-BIND")->found, "1 of the step's 4");
+    HAS(get("NODE-BIND")->found, "1 of 4 GPUs (SLURM_STEP_GPUS)");
     CU_ASSERT_FALSE(has("NODE-P2P"));
     CU_ASSERT_TRUE(passes(EPO_CHOICE_ALLTOALL));
 }
@@ -246,6 +246,19 @@ static void arguments_without_overlap_are_completed(void) {
     CU_ASSERT_EQUAL(findings.errors, 0);
 }
 
+/* Flags that other programs have too do not make a program Megatron-LM. */
+static void common_flags_are_nobody_s(void) {
+    static const char *const words[] = {"python", "run_clm.py", "--bf16", "--num-layers",
+                                        "24",     "--fp16",     "false",  NULL};
+    epo_framework framework = EPO_FRAMEWORK_BRIDGE;
+    begin();
+    CU_ASSERT_EQUAL(epo_node_arguments((char *const *)(uintptr_t)words, 7, facts, &framework),
+                    EPO_OK);
+    CU_ASSERT_EQUAL(framework, EPO_FRAMEWORK_UNKNOWN);
+    judge_arguments(words, EPO_CHOICE_FLEX, true, true);
+    CU_ASSERT_EQUAL(findings.errors, 0);
+}
+
 static void bridge_overrides_are_read(void) {
     static const char *const off[] = {"python", "run.py",
                                       "comm_overlap.overlap_moe_expert_parallel_comm=false", NULL};
@@ -289,6 +302,7 @@ int main(void) {
                                  TEST(good_arguments_pass),
                                  TEST(all_violations_come_together),
                                  TEST(arguments_without_overlap_are_completed),
+                                 TEST(common_flags_are_nobody_s),
                                  TEST(bridge_overrides_are_read),
                                  TEST(a_harmful_variable_is_a_warning),
                                  CU_TEST_INFO_NULL};

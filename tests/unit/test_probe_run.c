@@ -217,6 +217,32 @@ static void a_task_bound_to_one_gpu_is_seen(void) {
     IS("task.sees_all_gpus", "True");
 }
 
+/* Slurm 22.05 names to a bound task its own part only. */
+static void a_bound_task_among_others_is_seen(void) {
+    static const struct {
+        const char *bind, *visible, *tasks, *sees;
+    } cases[] = {
+        {"gpu:per_task:1", "2", "4", "False"},        {"gpu:single:1", "0", "1,4", "False"},
+        {"gpu:per_task:1", "2", "1(x2)", "(absent)"}, {"gpu:none", "2", "4", "(absent)"},
+        {"gpu:closest", "0,1,2,3", "4", "True"},      {"mem:x", "0", "4", "(absent)"}};
+    put("nvml.table", "* h100 4", 0644);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *vars[] = {"SLURMD_TRES_BIND",
+                              cases[i].bind,
+                              "SLURM_GPUS_ON_NODE",
+                              "4",
+                              "SLURM_STEP_TASKS_PER_NODE",
+                              cases[i].tasks,
+                              "CUDA_VISIBLE_DEVICES",
+                              cases[i].visible,
+                              NULL};
+        variables = vars;
+        CU_ASSERT_EQUAL(start(EPO_PROBE_PROGRAM, true, 20000, NULL, 0), EPO_OK);
+        IS("task.sees_all_gpus", cases[i].sees);
+    }
+    variables = NULL;
+}
+
 static void what_is_no_gpu_is_told(void) {
     CU_ASSERT_EQUAL(ask_gpus("* none 0", NULL, NULL), EPO_OK);
     IS("node.gpu_count", "0");
@@ -490,6 +516,7 @@ int main(void) {
                                  TEST(visible_devices_are_read_as_cuda_does),
                                  TEST(mig_devices_are_found),
                                  TEST(a_task_bound_to_one_gpu_is_seen),
+                                 TEST(a_bound_task_among_others_is_seen),
                                  TEST(what_is_no_gpu_is_told),
                                  TEST(a_hang_and_a_crash_end_with_the_reason),
                                  TEST(other_programs_are_no_probe),
