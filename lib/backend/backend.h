@@ -88,9 +88,10 @@ typedef struct epo_backend_info {
     int rank, ranks;      /* of the group */
     double link_gbs, link_us;
     int default_chunks;
-    bool one_sided; /* exchange writes peers' windows; else two-sided */
-    bool fused;     /* gemm takes an activation */
-    uint32_t types; /* bit 1 << epo_dtype for each type served; 0: fp32 and bf16 */
+    uint64_t chunk_bytes; /* of rows: smaller chunks do not pay; 0: any do */
+    bool one_sided;       /* exchange writes peers' windows; else two-sided */
+    bool fused;           /* gemm takes an activation */
+    uint32_t types;       /* bit 1 << epo_dtype for each type served; 0: fp32 and bf16 */
 } epo_backend_info;
 
 /* One contiguous or gathered piece of an exchange between this rank and `peer`

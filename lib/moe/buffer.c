@@ -82,13 +82,22 @@ static epo_status check_numbers(const epo_group *g, const epo_buffer_config *c) 
     return status == EPO_OK ? moe_check_type(g->ops->info(g->be), "type", c->type) : status;
 }
 
-static int choose_chunks(const epo_group *g, int asked, int local) {
+/* As asked, else as many as the backend likes, of chunks that are worth it. */
+static int choose_chunks(const epo_group *g, int asked, const epo_buffer *b) {
+    const epo_backend_info *info = g->ops->info(g->be);
     int n = asked > 0 ? asked : g->chunks;
-    if (n == 0)
-        n = g->ops->info(g->be)->default_chunks;
+    if (n == 0) {
+        /* Copies of a token: one per slot, or per rank. */
+        int copies =
+            b->dispatcher == EPO_DISPATCH_FLEX && g->ranks < b->top_k ? g->ranks : b->top_k;
+        uint64_t bytes = (uint64_t)b->max_tokens * (uint64_t)copies * b->row_bytes;
+        n = info->default_chunks;
+        if (info->chunk_bytes > 0 && bytes / info->chunk_bytes < (uint64_t)n)
+            n = (int)(bytes / info->chunk_bytes);
+    }
     if (!g->overlap || n < 1)
         n = 1;
-    return n < local ? n : local;
+    return n < b->local ? n : b->local;
 }
 
 /* Checks the configuration and lays the window out; makes nothing. */
@@ -107,11 +116,11 @@ static epo_status configure(const epo_group *g, const epo_buffer_config *given, 
     b->hidden = c.hidden;
     b->top_k = c.top_k;
     b->max_tokens = c.max_tokens;
-    b->chunks = choose_chunks(g, c.chunks, b->local);
     b->align = c.align_rows > 0 ? c.align_rows : DEFAULT_ALIGN;
     b->type = c.type;
     b->dispatcher = c.dispatcher != EPO_DISPATCH_DEFAULT ? c.dispatcher : g->dispatcher;
     b->row_bytes = (uint64_t)c.hidden * moe_type_size(c.type);
+    b->chunks = choose_chunks(g, c.chunks, b);
     b->counts_bytes = moe_plan_record_bytes(c.experts, g->ranks);
     uint64_t worst = worst_rows(b);
     if (worst == 0)

@@ -157,12 +157,12 @@ void moe_pass_expand(moe_pass *p, int chunk, void *dst) {
     epo_deps deps = moe_deps("expand", EPO_INTERVAL_LOCAL, chunk);
     moe_deps_wait(
         &deps, moe_buffer_flag(b, arrive_flag(p, slot, chunk), slot->use, "dispatch chunk", chunk));
-    bool last = chunk == p->chunks - 1;
-    deps.signal = last ? g->read : NULL;
+    epo_queue *lane = moe_pass_lane(p, chunk);
+    deps.signal = lane != g->compute ? g->odd_used : g->read;
     g->stats.local_bytes += 2 * rows * b->row_bytes;
-    p->status = g->ops->gather(g->compute, &gather, &deps);
-    if (last)
-        give_credit(p, slot, g->read, NULL, NULL);
+    p->status = g->ops->gather(lane, &gather, &deps);
+    if (chunk == p->chunks - 1)
+        give_credit(p, slot, g->read, chunk > 0 && g->odd != NULL ? g->odd_used : NULL, NULL);
 }
 
 /* ---- rows read where they arrive ------------------------------------------ */
@@ -209,7 +209,7 @@ void moe_pass_taken(moe_pass *p, epo_event *used, epo_event *odd) {
 
 epo_queue *moe_pass_lane(const moe_pass *p, int chunk) {
     epo_group *g = p->group;
-    return g->odd != NULL && chunk % 2 == 1 && moe_pass_in_place(p) ? g->odd : g->compute;
+    return g->odd != NULL && chunk % 2 == 1 ? g->odd : g->compute;
 }
 
 /* flex: the chunk's finished rows, summed over a token's slots. */
@@ -233,10 +233,10 @@ static void sum_back(moe_pass *p, int chunk, const void *rows, const float *row_
         epo_rows_gather gather = {(float *)p->back_weight.ptr + first * k, row_weight,
                                   plan->back + first * k, n * k, sizeof(float)};
         epo_deps gather_deps = moe_deps("dweights", EPO_INTERVAL_LOCAL, chunk);
-        p->status = g->ops->gather(g->compute, &gather, &gather_deps);
+        p->status = g->ops->gather(moe_pass_lane(p, chunk), &gather, &gather_deps);
     }
     if (p->status == EPO_OK)
-        p->status = g->ops->reduce(g->compute, &reduce, &deps);
+        p->status = g->ops->reduce(moe_pass_lane(p, chunk), &reduce, &deps);
 }
 
 void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_weight) {

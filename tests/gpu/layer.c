@@ -3,7 +3,7 @@
  * layer.c - the whole layer on GPUs: against the fp64 reference, and bit for bit
  * between serial, overlapped and delayed runs.
  *
- *   layer threads|processes RANKS quick|full|small
+ *   layer threads|processes RANKS CASES [SEED [ARMS]]
  *
  * Ranks share the GPUs there are (rank r on GPU r modulo their number).
  */
@@ -433,7 +433,7 @@ static int devices_count(bool threads) {
 
 int main(int argc, char **argv) {
     if (argc < 4) {
-        fprintf(stderr, "usage: layer threads|processes RANKS CASES [SEED]\n");
+        fprintf(stderr, "usage: layer threads|processes RANKS CASES [SEED [ARMS]]\n");
         return 2;
     }
     const bool threads = strcmp(argv[1], "threads") == 0;
@@ -444,6 +444,8 @@ int main(int argc, char **argv) {
         seed = 1;
     if (random != NULL)
         fclose(random);
+    int most = argc > 5 ? (int)strtol(argv[5], NULL, 10) : ARMS;
+    most = most < 1 || most > ARMS ? ARMS : most;
     printf("# seed 0x%llx\n", (unsigned long long)seed);
     job j = {.engine = epo_engine_entry(EPO_ENGINE_ABI), .devices = devices_count(threads)};
     if (j.devices == 0 || ranks < 1 || ranks > REF_RANKS) {
@@ -462,7 +464,7 @@ int main(int argc, char **argv) {
         else
             unsetenv("EP_OVERLAP_CUDA_SMALL");
         /* Every arm for the first cases, three for the rest. */
-        run_case(&j, threads, i < 6 ? ARMS : 3);
+        run_case(&j, threads, i < 6 || most < 3 ? most : 3);
     }
     return test_failed;
 }

@@ -109,8 +109,8 @@ for phase in $phases; do
             if ! command -v compute-sanitizer >/dev/null 2>&1; then
                 skip sanitizer "no compute-sanitizer here"
             else
-                sanitize memcheck 100 "$build/layer" threads 2 2 0x1
-                sanitize racecheck 100 "$build/layer" threads 1 1 0x1
+                sanitize memcheck 60 "$build/layer" threads 2 2 0x1 2
+                sanitize racecheck 60 "$build/layer" threads 2 2 0x1 2
             fi
             ;;
         bench)

@@ -10,6 +10,8 @@
 #include <string.h>
 
 #define DEFAULT_CHUNKS 4
+/* Rows of a chunk below this cost more in GEMMs' ends than their exchange can hide. */
+#define CHUNK_BYTES (UINT64_C(32) << 20)
 /* Smaller pieces cost a copy engine more to start than to move. */
 #define SMALL_PIECE (UINT64_C(64) << 10)
 
@@ -177,6 +179,7 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
         .rank = be->rank,
         .ranks = be->ranks,
         .default_chunks = DEFAULT_CHUNKS,
+        .chunk_bytes = CHUNK_BYTES,
         .one_sided = be->one_sided,
         .fused = true,
         .types = 1U << EPO_F32 | 1U << EPO_BF16 | 1U << EPO_F16,

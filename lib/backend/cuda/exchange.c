@@ -15,7 +15,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PUSH_BLOCKS 16 /* SMs that fill a link, and that GEMMs can spare */
+/* Blocks of the kernel that stores rows: a few fill a link and are what GEMMs can
+ * spare; a pass's first exchange has the GPU to itself. */
+#define PUSH_BLOCKS 16
+#define PUSH_BLOCKS_FIRST 64
 
 static uint64_t segment_bytes(const epo_segment *s) { return s->rows * s->row_bytes; }
 static uint64_t segment_room(const epo_segment *s) { return (segment_bytes(s) + 15) / 16 * 16; }
@@ -158,8 +161,11 @@ static bool by_kernel(const epo_queue *q, const epo_exchange *x) {
 }
 
 /* Everything straight to its place, by stores. */
-static epo_status push(epo_queue *q, const epo_exchange *x, const char *phase) {
-    table t = {.q = q, .stream = q->stream, .phase = phase, .blocks = PUSH_BLOCKS};
+static epo_status push(epo_queue *q, const epo_exchange *x, const char *phase, bool first) {
+    table t = {.q = q,
+               .stream = q->stream,
+               .phase = phase,
+               .blocks = first ? PUSH_BLOCKS_FIRST : PUSH_BLOCKS};
     epo_status status = EPO_OK;
     for (int i = 0; i < x->nsend && status == EPO_OK; i++) {
         const epo_segment *s = &x->send[i];
@@ -285,7 +291,7 @@ epo_status gpu_exchange(epo_queue *q, const epo_exchange *x, const epo_deps *dep
     if (status != EPO_OK || !gpu_op_begin(q, deps, &status))
         return status;
     if (q->be->one_sided && by_kernel(q, x)) {
-        status = push(q, x, deps->name);
+        status = push(q, x, deps->name, deps->chunk <= 0);
     } else if (q->be->one_sided && x->nsend == 0) {
         status = gpu_flag_write(q, q->stream, x->window, GPU_FLAG_ALL, x->flag_offset, x->epoch,
                                 deps->name);
