@@ -3,6 +3,7 @@
 # Builds the CUDA engine and its tests from the tree on a machine with GPUs, with
 # nothing but GNU make, gcc and the CUDA Toolkit, and runs:
 #
+#   probe      the node's facts against nvidia-smi                  1 GPU
 #   units      operations against fp64, errors, late peers          1 GPU
 #   threads    layers, ranks as threads, all arms bit for bit        1 GPU or more
 #   processes  the same, ranks as processes over CUDA IPC            1 GPU or more
@@ -25,11 +26,11 @@ while getopts n:s:o:h option; do
         n) cases=$OPTARG ;;
         s) seed=$OPTARG ;;
         o) out=$OPTARG ;;
-        *) sed -n '3,19s/^# \{0,1\}//p' "$0"; exit 2 ;;
+        *) sed -n '3,20s/^# \{0,1\}//p' "$0"; exit 2 ;;
     esac
 done
 shift $((OPTIND - 1))
-phases=${*:-units threads processes nccl sanitizer bench}
+phases=${*:-probe units threads processes nccl sanitizer bench}
 out=${out:-$build/results}
 mkdir -p "$out" || exit 2
 : >"$out/cases.tsv"
@@ -89,6 +90,7 @@ sanitize() { # TOOL SECONDS COMMAND...
 
 for phase in $phases; do
     case $phase in
+        probe) run probe 90 tests/gpu/probe.sh "$build/probe" ;;
         units) run units 90 "$build/units" ;;
         threads)
             run threads2 90 "$build/layer" threads 2 "$cases" ${seed:+"$seed"}
