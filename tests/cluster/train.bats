@@ -125,3 +125,24 @@ wrong_text() { # FILE WORDS
     grep -q 'rank 2' <<<"$output"
     [ $((SECONDS - begin)) -lt 100 ]
 }
+
+@test "a rank that is stopped: the others end within the limit, srun -K1 ends it too" {
+    begin=$SECONDS
+    # shellcheck disable=SC2016
+    EP_OVERLAP_TIMEOUT=3 run cluster sh -c '
+        srun -N2 -n4 -K1 --ep-overlap=on sh -c "
+            [ \$SLURM_PROCID = 2 ] && (sleep 3; kill -STOP \$\$) &
+            exec ep-train --steps 1000000 --no-measure --log-interval 1000000"
+        status=$?
+        for i in 1 2 3 4 5 6 7 8 9 10; do
+            [ "$(sinfo -h -o %T | sort -u)" = idle ] && break
+            sleep 0.5
+        done
+        echo "nodes=$(sinfo -h -o %T | sort -u)"
+        exit $status'
+    echo "$output"
+    [ "$status" != 0 ]
+    grep -q 'ep-train: .*waited 3.* s for rank 2' <<<"$output"
+    grep -q '^nodes=idle$' <<<"$output"
+    [ $((SECONDS - begin)) -lt 100 ]
+}
