@@ -317,6 +317,8 @@ epo_status epo_log_feed(epo_log *log, const char *line, uint64_t number, epo_dum
                         void *context) {
     setting = setting == NULL ? no_setting : setting;
     log->lines++;
+    if (line[0] == '\0')
+        return EPO_OK;
     epo_status status = epo_dump_feed(&log->dump, line, number, setting, context);
     guess_kind(log, line);
     if (status == EPO_OK && log->kind == EPO_LOG_EP_TRAIN)

@@ -229,7 +229,8 @@ epo_status epo_span_reader_open(epo_span_set *set, epo_span_reader **out) {
     r->set = set;
     merge(set);
     r->count = set->run_count + 1;
-    r->sources[0] = (source){.at = set->spans.span, .end = set->spans.span + set->spans.count};
+    if (set->spans.count > 0)
+        r->sources[0] = (source){.at = set->spans.span, .end = set->spans.span + set->spans.count};
     for (size_t i = 0; i < set->run_count; i++) {
         source *s = &r->sources[i + 1];
         s->block = malloc(BLOCK_SPANS * sizeof *s->block);

@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Chrome traces.
+ */
+#include "fuzz_profile.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    fuzz_profile(data, size, epo_profile_read_chrome);
+    return 0;
+}
