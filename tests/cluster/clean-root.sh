@@ -61,7 +61,7 @@ if [ -z "$root" ]; then
     keep=0
     root=$(mktemp -d "${TMPDIR:-/tmp}/epo-root.XXXXXX") || exit 70
 fi
-mkdir -p "$root" && root=$(realpath -e -- "$root") || exit 70
+mkdir -p "$root" && chmod 755 "$root" && root=$(realpath -e -- "$root") || exit 70
 child=
 # shellcheck disable=SC2317 # called by the traps
 finish() {
@@ -95,7 +95,9 @@ inside() { # seconds command...: with processes and mounts of its own, no variab
 
 if [ ! -e "$root/etc/debian_version" ]; then
     say "making a root of $suite in $root"
-    timeout 600 debootstrap --variant=minbase "$suite" "$root" "$mirror" >"$root/debootstrap.log" 2>&1 ||
+    components=main
+    ! grep -qx 'ID=ubuntu' /etc/os-release || components=main,universe # there Slurm is in universe
+    timeout 600 debootstrap --variant=minbase --components="$components" "$suite" "$root" "$mirror" >"$root/debootstrap.log" 2>&1 ||
         { tail -n 5 "$root/debootstrap.log" >&2 && say "debootstrap failed" && exit 70; }
     printf '#!/bin/sh\nexit 101\n' >"$root/usr/sbin/policy-rc.d" # no package starts a daemon
     chmod 755 "$root/usr/sbin/policy-rc.d"
