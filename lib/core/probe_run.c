@@ -23,7 +23,19 @@
 #define PIPE_END 3        /* where the probe writes */
 #define PROGRAM_END 4     /* its own file */
 #define AFTER_KILL_MS 200 /* what is stuck in a file system does not end at once */
+
+/* A sanitizer's shadow memory needs all of the address space. */
+#if defined(__has_feature)
+#define HAS_FEATURE(name) __has_feature(name)
+#else
+#define HAS_FEATURE(name) 0
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) ||                               \
+    HAS_FEATURE(address_sanitizer) || HAS_FEATURE(thread_sanitizer)
+#define DATA_MAX RLIM_INFINITY
+#else
 #define DATA_MAX ((rlim_t)1 << 31)
+#endif
 
 const char *const epo_probe_variables[] = {"PATH",
                                            "LD_LIBRARY_PATH",
