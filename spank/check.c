@@ -7,6 +7,8 @@
 
 #include "core/probe_run.h"
 #include "rules/node.h"
+#include "rules/program.h"
+#include "rules/settings.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,44 +79,11 @@ static void probe(struct variables *variables, char *const *arguments, int count
         (void)epo_facts_set_unknown(facts, EP_CHECK_STOPPED, plugin->probe_error, "the probe");
 }
 
-/* ep-overlap exec adds what is missing, and refuses what contradicts. */
-static bool is_fixed(char *const *arguments, int count) {
-    const char *slash = count > 1 ? strrchr(arguments[0], '/') : NULL;
-    const char *base = count > 1 ? (slash != NULL ? slash + 1 : arguments[0]) : "";
-    return strcmp(base, "ep-overlap") != 0 || strcmp(arguments[1], "exec") != 0;
-}
-
-static epo_status ask(struct variables *variables, bool gpus, epo_facts *facts,
-                      epo_findings *findings) {
-    struct ep_plugin *plugin = variables->plugin;
-    const struct epo_decision *decision = &plugin->decision;
-    const struct epo_choice *choice = decision->choice;
-    char **arguments = NULL;
-    int count = 0;
-    if (plugin->api->get_arguments(variables->spank, &count, &arguments) != 0)
-        count = 0;
-    epo_node_question question = {.checks = plugin->config != NULL ? &plugin->config->checks : NULL,
-                                  .gpu_class = decision->automatic ? plugin->gpu_class : NULL,
-                                  .dispatcher = choice[EPO_OPT_DISPATCHER].value,
-                                  .dispatcher_given =
-                                      choice[EPO_OPT_DISPATCHER].source >= EPO_FROM_ENVIRONMENT,
-                                  .delayed = choice[EPO_OPT_DELAY_WGRAD].value == EPO_WGRAD_DELAYED,
-                                  .automatic = decision->automatic,
-                                  .holds_gpus = gpus,
-                                  .arguments_fixed = is_fixed(arguments, count)};
-    epo_status status = epo_node_arguments(arguments, count, facts, &question.framework);
-    if (status != EPO_OK || (!gpus && question.framework == EPO_FRAMEWORK_UNKNOWN))
-        return status; /* the host engine, and nothing that rules speak of */
-    probe(variables, arguments, count, facts);
-    status = epo_node_environment(facts, task_variable, variables);
-    return status == EPO_OK ? epo_node_judge(&question, facts, findings) : status;
-}
-
-/* Lines of one severity; those about the user's variables are task_warn.c's. */
+/* Lines of one severity, once each; those about the user's variables are
+ * task_warn.c's. */
 static void write_lines(const epo_findings *findings, epo_severity severity, char *text,
                         size_t room) {
-    size_t used = 0;
-    text[0] = '\0';
+    size_t used = strlen(text);
     for (size_t i = 0; i < findings->count; i++) {
         char line[EPO_ERROR_MAX];
         const epo_finding *finding = &findings->item[i];
@@ -124,6 +93,8 @@ static void write_lines(const epo_findings *findings, epo_severity severity, cha
             continue;
         epo_finding_text(finding, line, sizeof line);
         epo_text_clean(line);
+        if (strstr(text, line) != NULL) /* of another program of the step */
+            continue;
         int need = snprintf(text + used, room - used, "%s%s", used > 0 ? "\n" : "", line);
         if (need < 0 || (size_t)need >= room - used) {
             text[used] = '\0';
@@ -133,29 +104,114 @@ static void write_lines(const epo_findings *findings, epo_severity severity, cha
     }
 }
 
+static void take_findings(const epo_findings *findings, struct ep_verdict *verdict) {
+    write_lines(findings, EPO_SEVERITY_ERROR, verdict->errors, sizeof verdict->errors);
+    write_lines(findings, EPO_SEVERITY_WARN, verdict->warnings, sizeof verdict->warnings);
+    for (size_t i = 0; i < findings->count; i++)
+        verdict->here |= findings->item[i].here && findings->item[i].severity == EPO_SEVERITY_ERROR;
+}
+
+/* What a framework's arguments say of overlap itself. */
+static void note_overlap(const epo_facts *facts, const epo_program *program, bool automatic,
+                         struct ep_verdict *verdict) {
+    const epo_fact *overlap = epo_facts_find(facts, "overlap_moe_expert_parallel_comm");
+    /* ep-overlap exec adds what is missing, except by `auto`, and refuses what contradicts */
+    if ((program->by_exec && !automatic) || epo_fact_is_true(overlap))
+        return;
+    verdict->lacks = true;
+    if (overlap == NULL || overlap->kind == EPO_FACT_UNKNOWN)
+        snprintf(verdict->undecided, sizeof verdict->undecided,
+                 "\"%.80s\" gets no arguments that say whether it overlaps",
+                 program->words.word[0].text);
+}
+
+/* What the probe says of GPUs counts for steps that hold some. */
+static epo_status forget_gpus(epo_facts *facts) {
+    static const char *const keys[] = {"gpu", "gpu_name", "gpu_major", "node.all_gpus_p2p"};
+    epo_status status = EPO_OK;
+    for (size_t i = 0; i < sizeof keys / sizeof *keys && status == EPO_OK; i++)
+        if (epo_facts_find(facts, keys[i]) != NULL)
+            status = epo_facts_set_unknown(facts, keys[i], "no GPU is held", "the step");
+    return status;
+}
+
+/* `node`: with all that is to be found out about this node. */
+static epo_status judge(struct variables *variables, const struct ep_vector *vector,
+                        const epo_program *program, bool node, bool gpus,
+                        struct ep_verdict *verdict) {
+    struct ep_plugin *plugin = variables->plugin;
+    const struct epo_decision *decision = &plugin->decision;
+    epo_node_question question = {.checks = node && plugin->config != NULL ? &plugin->config->checks
+                                                                           : NULL,
+                                  .gpu_class = decision->automatic ? plugin->gpu_class : NULL,
+                                  .dispatcher = decision->choice[EPO_OPT_DISPATCHER].value,
+                                  .dispatcher_given = ep_choice_given(plugin, EPO_OPT_DISPATCHER),
+                                  .delayed = ep_delay_wanted(plugin),
+                                  .automatic = decision->automatic,
+                                  .holds_gpus = node && gpus,
+                                  .arguments_fixed = !program->by_exec};
+    epo_facts *facts = epo_facts_create();
+    epo_findings *findings = calloc(1, sizeof *findings);
+    epo_status status =
+        facts == NULL || findings == NULL
+            ? epo_fail(EPO_E_NOMEM, "no memory to check this node")
+            : epo_node_arguments(vector->arguments, vector->count, facts, &question.framework);
+    if (status == EPO_OK)
+        status = epo_settings_derive(facts);
+    if (status == EPO_OK && program->kind == EPO_PROGRAM_FRAMEWORK)
+        note_overlap(facts, program, decision->automatic, verdict);
+    if (status == EPO_OK && node)
+        probe(variables, vector->arguments, vector->count, facts);
+    if (status == EPO_OK && node && !gpus)
+        status = forget_gpus(facts);
+    if (status == EPO_OK)
+        status = epo_node_environment(facts, task_variable, variables);
+    if (status == EPO_OK)
+        status = epo_node_judge(&question, facts, findings);
+    if (status == EPO_OK)
+        take_findings(findings, verdict);
+    free(findings);
+    epo_facts_destroy(facts);
+    return status;
+}
+
+/* The node is looked at for the first program that concerns it; without GPUs and
+ * without a framework there is the host engine, and nothing that rules speak of. */
+static epo_status ask(struct variables *variables, bool gpus, struct ep_verdict *verdict) {
+    static const struct ep_vector none;
+    struct ep_programs programs;
+    bool looked = false;
+    epo_status status = ep_task_programs(variables->plugin, variables->spank, &programs);
+    for (size_t i = 0; i < programs.count && status == EPO_OK; i++) {
+        epo_program program;
+        const struct ep_vector *vector = &programs.vectors[i];
+        status = epo_program_read(vector->arguments, vector->count, &program);
+        if (status == EPO_OK && program.kind == EPO_PROGRAM_UNDECIDED)
+            snprintf(verdict->undecided, sizeof verdict->undecided, "%s", program.why);
+        if (status == EPO_OK && program.kind == EPO_PROGRAM_FRAMEWORK) {
+            status = judge(variables, vector, &program, !looked, gpus, verdict);
+            looked = true;
+        }
+        epo_program_free(&program);
+    }
+    if (status == EPO_OK && gpus && !looked) {
+        static const epo_program other;
+        status = judge(variables, programs.count == 1 ? &programs.vectors[0] : &none, &other, true,
+                       true, verdict);
+    }
+    ep_task_programs_free(&programs);
+    epo_text_clean(verdict->undecided);
+    return status;
+}
+
 static void make_verdict(struct ep_plugin *plugin, spank_t spank, bool gpus,
                          struct ep_verdict *verdict) {
     struct variables variables = {.plugin = plugin, .spank = spank};
-    epo_facts *facts = epo_facts_create();
-    epo_findings *findings = calloc(1, sizeof *findings);
-    epo_status status = facts == NULL || findings == NULL
-                            ? epo_fail(EPO_E_NOMEM, "no memory to check this node")
-                            : ask(&variables, gpus, facts, findings);
-    verdict->errors[0] = verdict->warnings[0] = '\0';
-    verdict->here = false;
-    if (status == EPO_OK) {
-        write_lines(findings, EPO_SEVERITY_ERROR, verdict->errors, sizeof verdict->errors);
-        write_lines(findings, EPO_SEVERITY_WARN, verdict->warnings, sizeof verdict->warnings);
-        for (size_t i = 0; i < findings->count; i++)
-            verdict->here |=
-                findings->item[i].here && findings->item[i].severity == EPO_SEVERITY_ERROR;
-    } else {
+    memset(verdict, 0, sizeof *verdict);
+    if (ask(&variables, gpus, verdict) != EPO_OK)
         snprintf(verdict->warnings, sizeof verdict->warnings, "not checked: %s", epo_fail_text());
-    }
     for (int i = 0; i < variables.count; i++)
         free(variables.got[i]);
-    free(findings);
-    epo_facts_destroy(facts);
     verdict->made = true;
 }
 

@@ -29,6 +29,8 @@ enum ep_flag {
 /* What speaks against the decision on a node, line by line. */
 struct ep_verdict {
     bool made;
+    bool lacks;          /* a framework's arguments do not enable overlap */
+    char undecided[256]; /* "": every program could be read */
     bool here;           /* some of it is this node's own: another node may say otherwise */
     char errors[4096];   /* "" when nothing does */
     char warnings[2048]; /* for the user, once per step */

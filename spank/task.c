@@ -28,26 +28,39 @@ static bool cannot_serve(struct ep_plugin *plugin, spank_t spank, const char *wh
     return true;
 }
 
+static void add_reason(struct ep_plugin *plugin, const char *more) {
+    char *reason = plugin->decision.reason;
+    size_t used = strlen(reason);
+    snprintf(reason + used, sizeof plugin->decision.reason - used, "; %s", more);
+}
+
 /* The nodes of a step never differ: what may hold here and not elsewhere ends a step
  * of several nodes, whoever asked for overlap. */
 static bool check(struct ep_plugin *plugin, spank_t spank, bool gpus, const char **warnings) {
     const struct ep_verdict *verdict = ep_check_node(plugin, spank, gpus);
     uint32_t nodes = 1;
     *warnings = verdict->warnings;
-    if (verdict->errors[0] == '\0')
+    if (plugin->decision.automatic && !plugin->decision.explicit_on && verdict->lacks) {
+        const char *why = strstr(verdict->errors, "ARG-OVERLAP");
+        plugin->decision.on = false; /* on every node alike */
+        why = why != NULL ? why : "the program's arguments do not enable overlap";
+        snprintf(plugin->decision.reason, sizeof plugin->decision.reason, "auto: %.*s",
+                 (int)strcspn(why, "\n"), why);
         return true;
+    }
+    if (verdict->errors[0] == '\0') {
+        char more[sizeof verdict->undecided + 32];
+        snprintf(more, sizeof more, "arguments undecided: %s", verdict->undecided);
+        if (verdict->undecided[0] != '\0')
+            add_reason(plugin, more);
+        return true;
+    }
     bool many = plugin->api->get_number(spank, S_JOB_NNODES, &nodes) == 0 && nodes > 1;
     if (!plugin->decision.explicit_on && many && verdict->here) {
         ep_task_refuse(plugin, spank, verdict->errors);
         return false;
     }
     return cannot_serve(plugin, spank, verdict->errors);
-}
-
-static void add_reason(struct ep_plugin *plugin, const char *more) {
-    char *reason = plugin->decision.reason;
-    size_t used = strlen(reason);
-    snprintf(reason + used, sizeof plugin->decision.reason - used, "; %s", more);
 }
 
 /* Turns the decision into what this node and program can do; `preload` becomes

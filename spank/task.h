@@ -36,6 +36,24 @@ void ep_task_arguments(struct ep_writer *writer, const epo_facts *facts);
 /* True when Slurm gave the task GPUs. */
 bool ep_task_has_gpus(struct ep_plugin *plugin, spank_t spank);
 
+/* task_programs.c: the step's programs, the same list on every node. */
+struct ep_vector {
+    char **arguments;
+    int count;
+};
+struct ep_programs {
+    struct ep_vector *vectors;
+    size_t count;
+    bool listed; /* by --multi-prog; the vectors are copies */
+};
+/* To be freed either way. */
+epo_status ep_task_programs(struct ep_plugin *plugin, spank_t spank, struct ep_programs *programs);
+void ep_task_programs_free(struct ep_programs *programs);
+/* Somebody asked for it; it is no default. */
+bool ep_choice_given(const struct ep_plugin *plugin, epo_option_id id);
+/* Delayed weight gradients are wanted; `auto` never adds them by itself. */
+bool ep_delay_wanted(const struct ep_plugin *plugin);
+
 /* task_facts.c: the run as rules see it, to be destroyed by the caller; NULL when
  * memory is short or the task's arguments are beyond all bounds. */
 epo_facts *ep_task_facts(struct ep_plugin *plugin, spank_t spank);

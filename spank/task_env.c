@@ -82,6 +82,19 @@ static void set_preload(struct ep_writer *writer, const char *library) {
     free(before);
 }
 
+/* Which of it somebody asked for. */
+static void set_given(struct ep_writer *writer) {
+    char text[128] = "";
+    for (int id = 0; id < EPO_OPT_COUNT; id++)
+        if (ep_choice_given(writer->plugin, (epo_option_id)id))
+            snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s",
+                     text[0] != '\0' ? " " : "", epo_options[id].key);
+    if (writer->plugin->decision.automatic)
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%sauto",
+                 text[0] != '\0' ? " " : "");
+    ep_writer_set(writer, EPO_OUT_GIVEN, text);
+}
+
 static void set_choices(struct ep_writer *writer) {
     const struct epo_decision *decision = &writer->plugin->decision;
     int dispatcher = decision->choice[EPO_OPT_DISPATCHER].value;
@@ -91,6 +104,7 @@ static void set_choices(struct ep_writer *writer) {
     if (backend != NULL)
         ep_writer_set(writer, EPO_OUT_FLEX_BACKEND, backend);
     ep_writer_set(writer, EPO_OUT_DELAY_WGRAD, delayed ? "1" : "0");
+    set_given(writer);
     epo_facts *facts = ep_task_facts(writer->plugin, writer->spank);
     if (facts == NULL && writer->status == EPO_OK)
         writer->status = epo_fail(EPO_E_NOMEM, "the task's arguments cannot be read");

@@ -8,6 +8,7 @@
 
 #include "core/names.h"
 #include "core/status.h"
+#include "core/unserved.h"
 
 #define CHUNKS_MAX 1024
 #define TIMEOUT_MAX 1e7 /* seconds; a longer wait is a typing error */
@@ -185,6 +186,12 @@ static epo_status resolve_switches(epo_group_config *c, char *reason) {
         status = read_word(EPO_OUT_DELAY_WGRAD, bits, &delay, EPO_OFF, &delay_from);
     if (status != EPO_OK)
         return status;
+    char node[64];
+    if (overlap_from == FROM_DEFAULT && epo_step_is_unserved(node, sizeof node))
+        return epo_fail(EPO_E_STATE,
+                        "node %s has no ep-overlap plugin, but the step asks for overlap: leave it "
+                        "out (--exclude=%s), or tell the site's administrators",
+                        node, node);
     explain(reason, overlap, overlap_from);
     if (overlap == EPO_OFF && delay == EPO_ON) {
         if (overlap_from != FROM_CALLER || delay_from == FROM_CALLER)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck disable=SC2016 # texts for other shells
+# shellcheck disable=SC2030,SC2031 # each test exports its own
 load common.sh
 
 # A python and a torchrun that print their arguments, one a line.

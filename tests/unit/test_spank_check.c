@@ -262,6 +262,88 @@ static void warn_goes_on_as_off(void) {
     fake_end();
 }
 
+static void start(int result, const char *const *words) {
+    fake_begin(S_CTX_LOCAL);
+    configure("");
+    take_arguments(words);
+    srun_to_task(give_on);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), result);
+}
+
+#define START(result, ...) start(result, (const char *const[]){__VA_ARGS__, NULL})
+
+static void programs_of_a_list_count_together(void) {
+    START(0, "/x/conf", "0 ./server --bf16\n1-3 python train.py --num-layers 3\n");
+    HAS_NOT(fake.said, "undecided");
+    fake_end();
+    START(-1, "/x/conf",
+          "# a comment\n0 ./server\n* env A=1 \\\n python pretrain_gpt.py --fp16 --num-experts 8\n"
+          "3 python pretrain_gpt.py --bf16 --num-experts 8\n");
+    HAS(fake.said, "ARG-OVERLAP");
+    CU_ASSERT_EQUAL(lines(fake.said), 2); /* one more: EP 1, once for both programs */
+    HAS(fake.said, "OVL-001");
+    fake_end();
+    START(0, "/x/conf", "0 python pretrain_gpt.py\nlike a list\n");
+    fake_end();
+}
+
+static void exec_completes_what_it_starts(void) {
+    START(0, "env", "ep-overlap", "exec", "python", "pretrain_gpt.py", "--bf16", "--num-experts=8",
+          "--expert-model-parallel-size=8");
+    fake_end();
+    START(0, "ep-overlap2", "exec", "python", "pretrain_gpt.py"); /* whatever that is */
+    fake_end();
+    START(-1, "bash", "-c", "cd x; python pretrain_gpt.py >log");
+    HAS(fake.said, "ARG-OVERLAP");
+    HAS(fake.said, "OVL-001");
+    HAS(fake.said, "OVL-004");
+    fake_end();
+}
+
+static void what_cannot_be_read_is_undecided_in_one_line(void) {
+    START(0, "bash", "/x/run.sh", "--bf16");
+    CU_ASSERT_EQUAL(lines(fake.said), 1);
+    HAS(fake.said, "; arguments undecided: a shell's script is not read: \"/x/run.sh\"");
+    fake_end();
+    START(0, "torchrun", "run_recipe.py", "model.num_layers=4");
+    HAS(fake.said, "arguments undecided: \"run_recipe.py\" gets no arguments that say");
+    fake_end();
+    START(0, "/home/bashir/train", "-c", "pretrain_gpt.py --bf16");
+    HAS_NOT(fake.said, "undecided");
+    fake_end();
+}
+
+static void what_is_given_is_told_from_defaults(void) {
+    START(0, "bash", "/x/run.sh");
+    CU_ASSERT_STRING_EQUAL(fake_get(&fake.task, EPO_OUT_GIVEN), "overlap");
+    fake_end();
+    fake_begin(S_CTX_LOCAL);
+    configure("");
+    srun_to_task(give_all);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    CU_ASSERT_STRING_EQUAL(fake_get(&fake.task, EPO_OUT_GIVEN), "overlap dispatcher delay_wgrad");
+    fake_end();
+    /* a default gives way to the program's own dispatcher */
+    START(0, "python", "pretrain_gpt.py", "--bf16", "--num-experts=8",
+          "--expert-model-parallel-size=8", "--overlap-moe-expert-parallel-comm",
+          "--moe-token-dispatcher-type=flex", "--moe-router-dtype=fp32");
+    HAS(fake_get(&fake.task, EPO_OUT_MEGATRON_ARGS), "--moe-token-dispatcher-type flex");
+    fake_end();
+}
+
+static void auto_never_adds_delayed_wgrad(void) {
+    fake_begin(S_CTX_LOCAL);
+    configure("node_classes = ( { class = \"h100\"; nodes = \"n1\"; overlap = \"on\"; "
+              "delay_wgrad = true; } );");
+    fake_put(&fake.own, "SLURM_NODELIST", "n1");
+    srun_to_task(give_auto);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    CU_ASSERT_STRING_EQUAL(fake_get(&fake.task, EPO_OUT_DECISION), "on");
+    CU_ASSERT_STRING_EQUAL(fake_get(&fake.task, EPO_OUT_GIVEN), "overlap auto");
+    HAS_NOT(fake_get(&fake.task, EPO_OUT_MEGATRON_ARGS), "--delay-wgrad-compute");
+    fake_end();
+}
+
 int main(void) {
 #define TEST(name)                                                                                 \
     { #name, name }
@@ -279,6 +361,11 @@ int main(void) {
                                  TEST(a_node_that_contradicts_its_class_fails_the_step),
                                  TEST(a_default_goes_off_on_one_node_and_ends_many),
                                  TEST(warn_goes_on_as_off),
+                                 TEST(programs_of_a_list_count_together),
+                                 TEST(exec_completes_what_it_starts),
+                                 TEST(what_cannot_be_read_is_undecided_in_one_line),
+                                 TEST(what_is_given_is_told_from_defaults),
+                                 TEST(auto_never_adds_delayed_wgrad),
                                  CU_TEST_INFO_NULL};
     return box_run("spank check", tests);
 }

@@ -344,16 +344,15 @@ static void variables_follow_the_dispatcher(void) {
     fake_put(&fake.task, "TMPDIR", folder);
     fake_put(&fake.own, "SLURM_NODELIST", "n1");
     static char arguments[][40] = {"python",
-                                   "--expert-model-parallel-size",
-                                   "64",
-                                   "--use-nccl-ub",
+                                   "pretrain_gpt.py",
                                    "--bf16",
-                                   "--overlap-moe-expert-parallel-comm",
-                                   "--num-experts",
-                                   "64"};
-    for (int i = 0; i < 8; i++)
+                                   "--expert-model-parallel-size=64",
+                                   "--num-experts=64",
+                                   "--use-nccl-ub",
+                                   "--overlap-moe-expert-parallel-comm"};
+    for (int i = 0; i < 7; i++)
         fake.arguments[i] = arguments[i];
-    fake.argument_count = 8;
+    fake.argument_count = 7;
     srun_to_task(give_auto);
     CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
     CU_ASSERT_STRING_EQUAL(task("NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN"), "64");
