@@ -179,7 +179,7 @@ static int64_t now_ms(void) {
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* Bytes read until the end of the pipe; SIZE_MAX when the limit came first. */
+/* Bytes read until the end of the pipe; SIZE_MAX when the limit came before a record. */
 static size_t read_record(int fd, struct epo_probe_record *record, int64_t limit_ms) {
     char *into = (char *)record, spare;
     size_t have = 0;
@@ -187,7 +187,7 @@ static size_t read_record(int fd, struct epo_probe_record *record, int64_t limit
         int64_t left = limit_ms - now_ms();
         struct pollfd wait = {.fd = fd, .events = POLLIN};
         if (left <= 0)
-            return SIZE_MAX;
+            return have == sizeof *record ? have : SIZE_MAX;
         int ready = poll(&wait, 1, left > 1000000 ? 1000000 : (int)left);
         if (ready <= 0)
             continue;

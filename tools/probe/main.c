@@ -11,6 +11,7 @@
 #include "probe/probe.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -114,6 +115,7 @@ static const char *task_variable(void *context, const char *name) {
 static int probe(epo_probe_task *task, int timeout_ms) {
     epo_facts *facts = epo_facts_create();
     bool good = facts != NULL;
+    (void)fcntl(RECORD_END, F_SETFD, FD_CLOEXEC); /* what a driver starts keeps it not open */
     catch_signals(timeout_ms);
     for (size_t i = 0; i < STAGES && good; i++) {
         good = prepare(facts, i);
@@ -125,6 +127,7 @@ static int probe(epo_probe_task *task, int timeout_ms) {
     if (good) {
         at_end = NULL;
         write_record(last);
+        _exit(0); /* a driver's exit handlers may hang, too */
     } else {
         fprintf(stderr, "ep-overlap-probe: %s\n", epo_fail_text());
     }
