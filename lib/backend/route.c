@@ -26,10 +26,10 @@ void epo_route_count(const epo_route_shape *s, const int32_t *experts, int token
             if (e[k] < 0)
                 continue;
             expert_rows[e[k]]++;
-            int seen = 0;
-            for (int j = 0; j < k && !seen; j++)
-                seen = e[j] >= 0 && e[j] / local == e[k] / local;
-            rank_rows[e[k] / local] += !seen;
+            int rank = e[k] / local, from = rank * local, seen = 0;
+            for (int j = 0; j < k; j++)
+                seen |= e[j] >= from && e[j] < from + local;
+            rank_rows[rank] += !seen;
         }
     }
 }

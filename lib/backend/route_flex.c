@@ -5,19 +5,22 @@
 #include <stddef.h>
 #include <string.h>
 
-/* First and last chunk of rank d that use the token; false: none does. */
+/* First and last chunk of rank d that use the token; false: none does.  Chunks grow
+ * with experts, so two divisions do for all slots. */
 static bool token_chunks(const epo_route_shape *s, const int32_t *e, int d, int *first, int *last) {
-    int local = epo_route_local(s);
-    *first = s->chunks;
-    *last = -1;
+    int32_t local = epo_route_local(s), from = d * local, low = local, high = -1;
     for (int k = 0; k < s->top_k; k++) {
-        if (e[k] < 0 || e[k] / local != d)
-            continue;
-        int c = epo_route_chunk_of(s, e[k] - d * local);
-        *first = c < *first ? c : *first;
-        *last = c > *last ? c : *last;
+        /* Without branches: which slots are here is anybody's guess. */
+        int32_t at = e[k] - from, in = (uint32_t)at < (uint32_t)local;
+        int32_t up = in ? at : local, down = in ? at : -1;
+        low = up < low ? up : low;
+        high = down > high ? down : high;
     }
-    return *last >= 0;
+    if (high < 0)
+        return false;
+    *first = epo_route_chunk_of(s, low);
+    *last = epo_route_chunk_of(s, high);
+    return true;
 }
 
 /* of[R][n+1] holds counts at [r][c+1]; makes prefix sums and copies them, shifted
@@ -50,15 +53,16 @@ static void count_chunks(const epo_route_shape *s, const int32_t *experts, int t
 /* One row: token t goes to rank d as meta row m and comes back as row `back`. */
 static void place_meta(const epo_route_shape *s, const int32_t *e, int t, int d, uint32_t m,
                        uint32_t back, const epo_route_flex_send *out) {
-    int local = epo_route_local(s), width = s->top_k;
-    for (int k = 0; k < width; k++) {
-        size_t flat = (size_t)t * (size_t)width + (size_t)k,
-               at = (size_t)m * (size_t)width + (size_t)k;
-        bool here = e[k] >= 0 && e[k] / local == d;
-        out->meta_expert[at] = here ? e[k] - d * local : -1;
-        out->meta_slot[at] = here ? (int32_t)flat : -1;
-        if (here)
-            out->weight[flat] = (int32_t)((size_t)back * (size_t)width + (size_t)k);
+    int32_t local = epo_route_local(s), from = d * local, width = s->top_k;
+    int32_t flat = t * width, at = (int32_t)back * width;
+    int32_t *expert = out->meta_expert + (size_t)m * (size_t)width;
+    int32_t *slot = out->meta_slot + (size_t)m * (size_t)width;
+    int32_t *weight = out->weight + flat;
+    for (int32_t k = 0; k < width; k++) {
+        int32_t here = e[k] - from, in = -((uint32_t)here < (uint32_t)local); /* all bits */
+        expert[k] = (here & in) | ~in;
+        slot[k] = ((flat + k) & in) | ~in;
+        weight[k] = ((at + k) & in) | (weight[k] & ~in);
     }
 }
 
@@ -92,18 +96,18 @@ void epo_route_flex_make_send(const epo_route_shape *s, const int32_t *experts, 
 
 /* As token_chunks, over local experts; false: a value is impossible. */
 static bool meta_chunks(const epo_route_shape *s, const int32_t *e, int *first, int *last) {
-    *first = s->chunks;
-    *last = -1;
+    int32_t local = epo_route_local(s), low = local, high = -1;
+    bool bad = false;
     for (int k = 0; k < s->top_k; k++) {
-        if (e[k] < -1 || e[k] >= epo_route_local(s))
-            return false;
-        if (e[k] < 0)
-            continue;
-        int c = epo_route_chunk_of(s, e[k]);
-        *first = c < *first ? c : *first;
-        *last = c > *last ? c : *last;
+        bad |= e[k] < -1 || e[k] >= local;
+        low = e[k] >= 0 && e[k] < low ? e[k] : low;
+        high = e[k] > high ? e[k] : high;
     }
-    return *last >= 0;
+    if (bad || high < 0)
+        return false;
+    *first = epo_route_chunk_of(s, low);
+    *last = epo_route_chunk_of(s, high);
+    return true;
 }
 
 static uint64_t count_meta(const epo_route_shape *s, const int32_t *meta_expert,
