@@ -61,7 +61,7 @@ static void print_differences(const report *r) {
         return;
     printf("\nsettings that differ from the baseline's\n");
     for (size_t i = 0; i < r->differences; i++)
-        printf("  %-12s %-40s %s -> %s\n", r->difference[i].arm, r->difference[i].name,
+        printf("  %-14s %-38s %s -> %s\n", r->difference[i].arm, r->difference[i].name,
                r->difference[i].value[0], r->difference[i].value[1]);
 }
 
@@ -96,7 +96,7 @@ void report_print_refusal(const report *r) {
             r->arm[0].name, r->differing, r->forbidden);
     for (size_t i = 0; i < r->differences; i++)
         if (!r->difference[i].permitted)
-            fprintf(stderr, "  %-12s %-40s %s -> %s\n", r->difference[i].arm, r->difference[i].name,
+            fprintf(stderr, "  %-14s %-38s %s -> %s\n", r->difference[i].arm, r->difference[i].name,
                     r->difference[i].value[0], r->difference[i].value[1]);
     if (r->forbidden > REPORT_DIFFERENCES_MAX)
         fprintf(stderr, "  ...\n");
