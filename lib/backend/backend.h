@@ -204,6 +204,23 @@ typedef struct epo_route_counts {
     int64_t bad_value;
 } epo_route_counts;
 
+/* A collective call, as all ranks make it. */
+typedef enum epo_turn_kind {
+    EPO_TURN_BUFFER,     /* buffer_create */
+    EPO_TURN_BUFFER_END, /* buffer_destroy */
+    EPO_TURN_PLAN,       /* plan_create */
+    EPO_TURN_DISPATCH,
+    EPO_TURN_COMBINE,
+    EPO_TURN_FORWARD,
+    EPO_TURN_BACKWARD,
+    EPO_TURN_ALLREDUCE,
+    EPO_TURN_BARRIER
+} epo_turn_kind;
+typedef struct epo_turn {
+    epo_turn_kind kind;
+    uint64_t plan; /* its number among the plans of its buffer; 0: none */
+} epo_turn;
+
 /* Arrays that an operation names (segments, arrivals, indices, row_first) stay
  * valid until it has run.  Indices, row_first and row_count lie in memory of
  * ops->alloc; segments, arrivals and the structs themselves in ordinary memory,
@@ -289,9 +306,12 @@ typedef struct epo_backend_ops {
     /* Ends all queued work at once, in error: waits are released. */
     void (*abort)(epo_backend *be, epo_status status, const char *text);
     /* A collective call begins, or, `refused`, this rank returned from it with an error
-     * before it told anybody: peers that wait for it in the same call end at once, in
-     * error.  Every rank counts every collective call.  NULL: they wait for the limit. */
-    void (*turn)(epo_backend *be, bool refused);
+     * before it told anybody: peers that wait for it in the same call, or for its part in
+     * another call, end at once, in error.  Every rank counts every collective call.
+     * NULL: they wait for the limit. */
+    void (*turn)(epo_backend *be, const epo_turn *turn, bool refused);
+    /* The call is done here, so all have begun it.  EPO_E_PEER: not all the same. */
+    epo_status (*turn_end)(epo_backend *be);
 } epo_backend_ops;
 
 /* The one backend linked into an engine module. */

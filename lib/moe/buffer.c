@@ -219,7 +219,7 @@ static epo_status agree(epo_buffer *b, epo_status mine, uint64_t max_rows, uint6
 epo_status moe_buffer_create(epo_group *group, const epo_buffer_config *config, epo_buffer **out) {
     if (group == NULL)
         return epo_fail(EPO_E_ARG, "buffer_create: group is NULL");
-    epo_status status = moe_group_turn(group, moe_group_ok(group));
+    epo_status status = moe_group_turn(group, EPO_TURN_BUFFER, NULL, moe_group_ok(group));
     if (status != EPO_OK)
         return status;
     epo_buffer *b = calloc(1, sizeof *b);
@@ -259,12 +259,13 @@ epo_status moe_buffer_destroy(epo_buffer *buffer) {
         (void)moe_wgrad_settle(group, NULL);
     if (buffer->plans > 0)
         return moe_group_turn(
-            group, epo_fail(EPO_E_STATE,
-                            "buffer_destroy: %d plans made from it still exist (a saved pass holds "
-                            "one, too); release them first",
-                            buffer->plans));
+            group, EPO_TURN_BUFFER_END, NULL,
+            epo_fail(EPO_E_STATE,
+                     "buffer_destroy: %d plans made from it still exist (a saved pass holds "
+                     "one, too); release them first",
+                     buffer->plans));
     /* Flags of the last pass may still be on their way to a peer's window. */
-    epo_status status = moe_group_turn(group, moe_group_ok(group));
+    epo_status status = moe_group_turn(group, EPO_TURN_BUFFER_END, NULL, moe_group_ok(group));
     if (status == EPO_OK)
         status = moe_group_drain(group);
     if (status == EPO_OK)

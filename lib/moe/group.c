@@ -65,10 +65,16 @@ epo_status moe_group_break(epo_group *group, epo_status status) {
     return epo_fail(status, "%s", text);
 }
 
-epo_status moe_group_turn(epo_group *group, epo_status wrong) {
+epo_status moe_group_turn(epo_group *group, epo_turn_kind kind, const epo_plan *plan,
+                          epo_status wrong) {
+    const epo_turn turn = {kind, plan != NULL ? plan->number : 0};
     if (group->ops->turn != NULL)
-        group->ops->turn(group->be, wrong != EPO_OK);
+        group->ops->turn(group->be, &turn, wrong != EPO_OK);
     return wrong;
+}
+
+epo_status moe_group_turn_end(epo_group *group) {
+    return group->ops->turn_end != NULL ? group->ops->turn_end(group->be) : EPO_OK;
 }
 
 epo_status moe_group_read(epo_group *group, void *dst, const void *src, uint64_t bytes) {
@@ -272,7 +278,7 @@ epo_status moe_group_async_error(epo_group *group) {
 epo_status moe_group_barrier(epo_group *group) {
     if (group == NULL)
         return epo_fail(EPO_E_ARG, "group_barrier: group is NULL");
-    epo_status status = moe_group_turn(group, moe_group_ok(group));
+    epo_status status = moe_group_turn(group, EPO_TURN_BARRIER, NULL, moe_group_ok(group));
     return status == EPO_OK ? group->ops->barrier(group->be) : status;
 }
 
@@ -282,6 +288,6 @@ epo_status moe_group_allreduce(epo_group *group, float *data, uint64_t count, ep
     epo_status status = data == NULL && count > 0
                             ? epo_fail(EPO_E_ARG, "group_allreduce: data is NULL")
                             : moe_group_ok(group);
-    status = moe_group_turn(group, status);
+    status = moe_group_turn(group, EPO_TURN_ALLREDUCE, NULL, status);
     return status == EPO_OK ? group->ops->allreduce(group->be, data, count, stream) : status;
 }

@@ -181,7 +181,7 @@ epo_status moe_forward(epo_layer *layer, epo_plan *plan, const void *x, void *y,
         status = moe_group_ok(g);
     if (status == EPO_OK)
         status = make_saved(layer, plan, &s);
-    if (moe_group_turn(g, status) != EPO_OK)
+    if (moe_group_turn(g, EPO_TURN_FORWARD, plan, status) != EPO_OK)
         return status;
     status = moe_layer_forward(layer, plan, x, y, s, saved != NULL, stream);
     if (status != EPO_OK || saved == NULL)
@@ -223,7 +223,7 @@ epo_status moe_backward(epo_layer *layer, epo_saved *saved, const void *dy, void
     if (status == EPO_OK)
         status = moe_group_ok(g);
     if (g != NULL)
-        moe_group_turn(g, status);
+        moe_group_turn(g, EPO_TURN_BACKWARD, live ? saved->plan : NULL, status);
     if (status == EPO_OK) {
         status = moe_layer_backward(layer, saved, dy, dx, dweights, stream);
         layer->microbatch++;

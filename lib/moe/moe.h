@@ -128,7 +128,10 @@ epo_status moe_group_ok(epo_group *group);
 epo_status moe_group_break(epo_group *group, epo_status status);
 /* A collective call begins; `wrong`, which is returned: this rank refuses it, so that
  * its peers do not wait for it. */
-epo_status moe_group_turn(epo_group *group, epo_status wrong);
+epo_status moe_group_turn(epo_group *group, epo_turn_kind kind, const epo_plan *plan,
+                          epo_status wrong);
+/* Rows went through: was it the same call on all ranks? */
+epo_status moe_group_turn_end(epo_group *group);
 /* The calling thread waits for `wait` (a flag or an event). */
 epo_status moe_group_wait(epo_group *group, epo_ready wait, const char *name);
 /* Until this rank's queues hold nothing more; FILL excepted. */
@@ -196,6 +199,7 @@ struct epo_plan {
     epo_buffer *buffer;
     int refs;
     int tokens, top_k, chunks;
+    uint64_t number; /* among the buffer's plans: the same on all ranks */
     uint64_t rows;
     uint64_t *first, *count;             /* [El], for the CPU */
     const uint64_t *op_first, *op_count; /* the same, for operations */

@@ -317,6 +317,8 @@ epo_status moe_pass_end(moe_pass *p) {
     epo_group *g = p->group;
     if (p->status == EPO_OK)
         p->status = g->ops->stream_leave(g->be, g->done, p->stream);
+    if (p->status == EPO_OK)
+        p->status = moe_group_turn_end(g);
     if (p->status != EPO_OK)
         p->status = moe_group_break(g, p->status);
     moe_pool_put(g, &p->back);
@@ -343,7 +345,7 @@ epo_status moe_dispatch(epo_plan *plan, const void *x, void *rows, float *row_we
     epo_status status = check_own("dispatch: x", plan, x, rows);
     if (status == EPO_OK)
         status = moe_group_ok(g);
-    if (moe_group_turn(g, status) != EPO_OK)
+    if (moe_group_turn(g, EPO_TURN_DISPATCH, plan, status) != EPO_OK)
         return status;
     moe_pass p;
     moe_pass_begin(&p, plan, 1, stream);
@@ -374,7 +376,7 @@ epo_status moe_combine(epo_plan *plan, const void *rows, void *y, const float *r
             epo_fail(EPO_E_ARG, "combine: row_dweights and dweights are both NULL or both given");
     if (status == EPO_OK)
         status = moe_group_ok(g);
-    if (moe_group_turn(g, status) != EPO_OK)
+    if (moe_group_turn(g, EPO_TURN_COMBINE, plan, status) != EPO_OK)
         return status;
     moe_pass p;
     moe_pass_begin(&p, plan, 1, stream);

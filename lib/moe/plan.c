@@ -328,6 +328,7 @@ static epo_status alloc_plan(epo_buffer *b, const epo_routing *r, epo_plan **out
     p->tokens = r->tokens;
     p->top_k = r->top_k;
     p->chunks = b->chunks;
+    p->number = b->plans_made;
     moe_carver count = {NULL, 0, false};
     carve(&count, p);
     p->memory = count.failed ? NULL : calloc(1, count.used);
@@ -407,7 +408,7 @@ epo_status moe_plan_create(epo_buffer *buffer, const epo_routing *routing, epo_s
     if (buffer == NULL)
         return epo_fail(EPO_E_ARG, "plan_create: buffer is NULL");
     epo_group *g = buffer->group;
-    epo_status status = moe_group_turn(g, moe_group_ok(g));
+    epo_status status = moe_group_turn(g, EPO_TURN_PLAN, NULL, moe_group_ok(g));
     if (status != EPO_OK)
         return status;
     epo_routing r = EPO_ROUTING_INIT;

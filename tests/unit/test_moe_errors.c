@@ -7,6 +7,7 @@
 #include "unit.h"
 
 #include <math.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -411,6 +412,78 @@ static void refusals_reach_all(void) {
     }
 }
 
+/* ---- ranks in different calls -------------------------------------------------------------- */
+
+typedef enum order { FORWARD, FORWARD_OTHER, BACKWARD, DISPATCH, COMBINE, PLAN, SUM, ORDERS } order;
+
+typedef struct order_case {
+    order first, other; /* of rank 1, of the others */
+} order_case;
+
+static epo_status order_call(moe_rank *c, order what, epo_group *group, epo_buffer *buffer,
+                             epo_layer *layer, epo_plan *const plan[2], epo_saved **saved) {
+    static const float x[T * H] = {1};
+    float y[T * H], rows[R * T * K * H] = {0};
+    const epo_engine *e = c->engine;
+    epo_saved *used = *saved;
+    epo_plan *made = NULL;
+    routing r;
+    epo_status status;
+    switch (what) {
+    case FORWARD: return e->forward(layer, plan[0], x, y, NULL, NULL);
+    case FORWARD_OTHER: return e->forward(layer, plan[1], x, y, NULL, NULL);
+    case BACKWARD: *saved = NULL; return e->backward(layer, used, x, y, NULL, NULL);
+    case DISPATCH: return e->dispatch(plan[0], x, rows, NULL, NULL);
+    case COMBINE: return e->combine(plan[0], rows, y, NULL, NULL, NULL);
+    case PLAN:
+        fill_routing(&r);
+        status = e->plan_create(buffer, &r.r, NULL, &made);
+        e->plan_release(made);
+        return status;
+    default: return e->group_allreduce(group, y, 3, NULL);
+    }
+}
+
+static void order_rank(moe_rank *c) {
+    const epo_engine *e = c->engine;
+    const order_case *o = c->arg;
+    epo_group *group = moe_rank_group(c, &overlapped);
+    epo_buffer_config config = buffer_config();
+    epo_buffer *buffer = make_buffer(c, group, &config);
+    epo_layer_config l = layer_config();
+    epo_layer *layer = NULL;
+    EXPECT(c, e->layer_create(group, &l, &layer) == EPO_OK);
+    routing r;
+    fill_routing(&r);
+    epo_plan *plan[2] = {NULL, NULL};
+    epo_saved *saved = NULL;
+    const float x[T * H] = {1};
+    float y[T * H];
+    EXPECT(c, e->plan_create(buffer, &r.r, NULL, &plan[0]) == EPO_OK);
+    EXPECT(c, e->plan_create(buffer, &r.r, NULL, &plan[1]) == EPO_OK);
+    EXPECT(c, e->forward(layer, plan[0], x, y, &saved, NULL) == EPO_OK);
+    EXPECT(c, e->group_barrier(group) == EPO_OK);
+    epo_status status =
+        order_call(c, c->rank == 1 ? o->first : o->other, group, buffer, layer, plan, &saved);
+    EXPECT(c, status == (o->first == o->other ? EPO_OK : EPO_E_PEER));
+    EXPECT(c, status == EPO_OK || strstr(e->error(), "the ranks disagree") != NULL);
+    e->saved_release(saved);
+    e->plan_release(plan[0]);
+    e->plan_release(plan[1]);
+    EXPECT(c, e->layer_destroy(layer) == EPO_OK);
+    e->buffer_destroy(buffer);
+    EXPECT(c, e->group_destroy(group) == EPO_OK);
+}
+
+/* Also where the rows would go through: forward beside backward gives numbers. */
+static void other_calls_are_told(void) {
+    for (int first = 0; first < ORDERS; first++)
+        for (int other = 0; other < ORDERS; other++) {
+            order_case o = {(order)first, (order)other};
+            CU_ASSERT_EQUAL(moe_ranks(R, 5.0, order_rank, &o), 0);
+        }
+}
+
 /* ---- a rank that does not come ----------------------------------------------------- */
 
 /* Rank 1 leaves after the plan; the others are told, at once or within the limit,
@@ -440,6 +513,8 @@ static void absent_rank(moe_rank *c) {
         EXPECT(c, e->plan_create(buffer, &r.r, NULL, &none) == status && none == NULL);
     } else {
         /* Learns of it, too. */
+        while (e->group_async_error(group) == EPO_OK)
+            sched_yield();
         EXPECT(c, e->group_barrier(group) != EPO_OK);
     }
     e->plan_release(plan);
@@ -468,6 +543,7 @@ int main(void) {
         {"one rank's wrong buffer is refused on all", buffer_errors_reach_all},
         {"calls that do not fit the state", states},
         {"what one rank refuses ends the others at once", refusals_reach_all},
+        {"ranks in different calls are told", other_calls_are_told},
         {"a rank that does not come is named", absent_rank_is_named},
         CU_TEST_INFO_NULL,
     };

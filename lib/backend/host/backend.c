@@ -191,6 +191,7 @@ static const epo_backend_ops host_ops = {
     .memory = host_memory,
     .abort = host_abort,
     .turn = host_turn_take,
+    .turn_end = host_turn_end,
 };
 
 const epo_backend_ops *epo_backend_get(void) { return &host_ops; }

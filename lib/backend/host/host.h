@@ -41,6 +41,7 @@ typedef struct host_peer {
     _Atomic uint32_t sleepers; /* threads in the kernel for this bell: a byte per host_ear */
     _Atomic uint32_t state;    /* host_peer_state */
     _Atomic uint64_t refused;  /* the last collective call that it refused; 0: none */
+    _Atomic uint64_t turn[4];  /* its last collective calls, see host_turn_take */
     int32_t pid;
     char node[HOST_NODE_MAX];
     /* Processes: robust, held by a worker for the group's life.  The kernel lets
@@ -202,7 +203,10 @@ uint32_t host_bell_read(epo_backend *be);
 void host_bell_wait(epo_backend *be, int ears, uint32_t seen, int64_t until_ns);
 void host_bell_ring(host_shared *shared, int rank, int ears);
 
-void host_turn_take(epo_backend *be, bool refused);
+void host_turn_take(epo_backend *be, const epo_turn *turn, bool refused);
+epo_status host_turn_end(epo_backend *be);
+/* Breaks the backend if `rank` is at the same count of calls in another call. */
+bool host_turn_differs(epo_backend *be, int rank);
 bool host_ready_reached(const epo_ready *ready);
 /* Looks who is late for a flag: breaks the backend when that rank is dead or has
  * left, or when the limit has passed since `from`; says so once after warn_s. */

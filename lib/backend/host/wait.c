@@ -208,12 +208,6 @@ static void host_ready_late(epo_backend *be, const epo_ready *ready, char *text,
     }
 }
 
-void host_turn_take(epo_backend *be, bool refused) {
-    uint64_t turn = atomic_fetch_add(&be->turns, 1) + 1;
-    if (refused && !host_forked(be))
-        atomic_store(&be->shared->peer[be->rank].refused, turn);
-}
-
 /* Why a peer will not write a flag that is missing still; NULL: it may. */
 static const char *host_peer_lost(epo_backend *be, int rank) {
     switch (host_peer_look(be->shared, rank)) {
@@ -231,14 +225,18 @@ static const char *host_peer_lost(epo_backend *be, int rank) {
                : NULL;
 }
 
+/* Finds one that is lost, or waits in another call. */
 static bool host_ready_lost(epo_backend *be, const epo_ready *ready) {
     for (int i = 0; i < ready->count; i++) {
         if (host_flag_load(ready, i) >= ready->epoch)
             continue;
         int writer = host_ready_writer(ready, i);
         const char *why = host_peer_lost(be, writer);
-        if (why == NULL || host_flag_load(ready, i) >= ready->epoch)
+        if ((why == NULL && !host_turn_differs(be, writer)) ||
+            host_flag_load(ready, i) >= ready->epoch)
             continue;
+        if (why == NULL)
+            return true;
         char name[HOST_NODE_MAX + 48], what[64];
         host_ready_what(ready, what, sizeof what);
         host_break(be, EPO_E_PEER, "%s %s; rank %d waited for it in %s",
