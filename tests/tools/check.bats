@@ -81,6 +81,17 @@ END
     [ "$status" = 0 ]
 }
 
+@test "check --node: what jobs bring along is not the node's" {
+    site '* h100 8' 'on_unknown = "fail"; minimum = { driver = "550"; nccl = "99"; torch = "99"; te = "99"; };'
+    LD_LIBRARY_PATH=/nonexistent check --node
+    [ "$status" = 0 ]
+    [[ $output != *MIN-* ]]
+    printf '\177ELF' >python3 && chmod +x python3
+    PATH=$PWD:$PATH check
+    [ "$status" = 1 ]
+    has MIN-TORCH
+}
+
 @test "check: a node that contradicts its class is told" {
     site '* l40s 4' '' 'node_classes = ( { class = "h100"; nodes = "n1"; overlap = "on"; } );'
     check --node

@@ -19,8 +19,8 @@ static const char help[] =
     "usage: ep-overlap check [--node] [--show] [--config FILE] [--json]\n\n"
     "What this node offers, which dispatchers it can serve and why not the others, and how\n"
     "the site is set up: the configuration, plugin and Slurm side by side.\n\n"
-    "  --node         all GPUs of the node, whatever CUDA_VISIBLE_DEVICES says, and not this\n"
-    "                 shell's Python: for a prolog or health check\n"
+    "  --node         the node alone: all its GPUs, and nothing of this shell's environment;\n"
+    "                 of the least versions driver and CUDA: for a prolog or health check\n"
     "  --show         each effective setting and where it comes from\n"
     "  --config FILE  another configuration than the one that plugstack.conf names\n"
     "  --json         for programs\n\n"
@@ -117,9 +117,7 @@ static void decide(check *c) {
 static const char *own_variable(void *context, const char *name) {
     const check *c = context;
     /* a health check asks about the node, not about the shell it runs in */
-    if (c->node && (strncmp(name, "CUDA_VISIBLE", 12) == 0 || strncmp(name, "SLURM_", 6) == 0))
-        return NULL;
-    return getenv(name);
+    return c->node ? NULL : getenv(name);
 }
 
 static void run_probe(check *c, const struct epo_trust *trust) {
@@ -168,9 +166,13 @@ static bool holds_gpus(const check *c) {
 
 static epo_status judge_one(check *c, int dispatcher, bool general, epo_findings *findings) {
     epo_facts *facts = epo_facts_create();
+    struct epo_checks checks = {.on_unknown = EPO_UNKNOWN_WARN};
+    if (c->config != NULL)
+        checks = c->config->checks;
+    if (c->node) /* what jobs bring along */
+        checks.nccl = checks.torch = checks.te = NULL;
     epo_node_question question = {.gpu_class = general ? c->gpu_class : NULL,
-                                  .checks =
-                                      general && c->config != NULL ? &c->config->checks : NULL,
+                                  .checks = general ? &checks : NULL,
                                   .dispatcher = dispatcher,
                                   .dispatcher_given = true,
                                   .holds_gpus = holds_gpus(c)};
