@@ -30,12 +30,12 @@ sbatch -n2 -Q --wait -o \$work/out \$work/job 'x y' '\$HOME'; cat \$work/out
 echo == shell
 t srun -n1 --ep-overlap=on ep-overlap exec -- bash -c 'cd / && python pretrain_gpt.py $moe \"a  b\" 2>&1 | cat'"
     between '' '== batch'
-    for rank in 0 1; do line "$rank: [pretrain_gpt.py]$read_moe[a  b][it's \"*\"][]$overlap"; done
+    for rank in 0 1; do line "$rank: [pretrain_gpt.py]${read_moe}[a  b][it's \"*\"][]$overlap"; done
     times 1 'ep-overlap exec: on, megatron-lm (added '
     between '== batch' '== shell'
-    for rank in 0 1; do line "$rank: [pretrain_gpt.py]$read_moe[x y][\$HOME]$overlap[--delay-wgrad-compute]"; done
+    for rank in 0 1; do line "$rank: [pretrain_gpt.py]${read_moe}[x y][\$HOME]${overlap}[--delay-wgrad-compute]"; done
     between '== shell' ''
-    line "0: [pretrain_gpt.py]$read_moe[a  b]$overlap"
+    line "0: [pretrain_gpt.py]${read_moe}[a  b]$overlap"
 }
 
 @test "exec: --multi-prog, each program by itself" {
@@ -50,7 +50,7 @@ sed -i "s/exec -- //; s/ep-overlap //" $work/multi
 t srun -n3 --ep-overlap=on --multi-prog $work/multi'
     line '0: [server.py][--port][7]'
     for rank in 1 2; do times 1 "^$rank: .pretrain_gpt.py."; done
-    line "1: [pretrain_gpt.py]$read_moe[a b][1]$overlap"
+    line "1: [pretrain_gpt.py]${read_moe}[a b][1]$overlap"
     has 'rc 0: srun'
     times 1 'ARG-OVERLAP: found overlap_moe_expert_parallel_comm = False'
     has 'add --overlap-moe-expert-parallel-comm --moe-token-dispatcher-type alltoall'
@@ -67,7 +67,7 @@ echo == rules
 t srun -n2 --ep-overlap=on torchrun pretrain_gpt.py --num-experts 8 --pipeline-model-parallel-size 2 --recompute-granularity full --mtp-num-layers 2
 t srun -n2 python pretrain_gpt.py --num-experts 8"
     between '' '== contradict'
-    for rank in 0 1; do line "$rank: [pretrain_gpt.py]$read_moe[--overlap-moe-expert-parallel-comm][--moe-token-dispatcher-type][flex][--moe-router-dtype][fp32]"; done
+    for rank in 0 1; do line "$rank: [pretrain_gpt.py]${read_moe}[--overlap-moe-expert-parallel-comm][--moe-token-dispatcher-type][flex][--moe-router-dtype][fp32]"; done
     has 'rc 0'
     between '== contradict' '== rules'
     has 'moe_token_dispatcher_type = flex (--moe-token-dispatcher-type), the options say alltoall'

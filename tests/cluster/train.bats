@@ -71,6 +71,19 @@ trained() { # DECISION
     trained "overlap on, dispatcher flex, weight gradients delayed"
 }
 
+@test "mpirun inside a task, and over the nodes of a job" {
+    mpirun --version 2>/dev/null | grep -q 'Open MPI' || skip "no mpirun of Open MPI (Debian and Ubuntu: openmpi-bin)"
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+    # the virtual node's name is not this machine's: without ^slurm mpirun would start a step for it
+    run cluster srun -n1 -c4 --ep-overlap=on --ep-dispatcher=flex --delay-wgrad \
+        mpirun --mca plm ^slurm --mca ras ^slurm -np 4 --oversubscribe ep-train --steps 50
+    trained "overlap on, dispatcher flex, weight gradients delayed"
+    run cluster salloc -Q -N2 -n4 --ep-overlap=on mpirun -np 4 ep-train --steps 2 --no-measure
+    echo "$output" | cut -c 1-300
+    [ "$status" = 0 ]
+    grep -q '^ep-train: overlap on, dispatcher alltoall, .*host engine, 4 ranks$' <<<"$output"
+}
+
 @test "the program's own options win over the job's" {
     run cluster srun -n2 --ep-overlap=on --ep-dispatcher=flex --delay-wgrad \
         ep-train --steps 2 --no-measure --overlap off --dispatcher alltoall
