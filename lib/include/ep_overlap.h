@@ -23,8 +23,10 @@
  * call waits for a peer.
  *
  * Streams: with the host engine `stream` must be NULL and a call returns when
- * its outputs are complete.  With the CUDA engine it is a cudaStream_t and the
- * outputs are complete in stream order.
+ * its outputs are complete.  With the CUDA engine it is a cudaStream_t, the
+ * outputs are complete in stream order, and every array that a call names (rows,
+ * routing, weights, gradients) is memory of the GPU that was current when the
+ * group was made; epo_plan_create waits until it knows the routing's counts.
  *
  * Errors: every function that can fail returns epo_status; epo_error() then
  * tells in one line what was found, what is allowed and what to do.  Outputs are

@@ -22,11 +22,11 @@ static void backend_free(epo_backend *be, bool broken) {
         gpu_window_destroy(be, be->sum);
     gpu_queue_destroy(be, be->sum_queue);
     gpu_event_destroy(be, be->sum_done);
+    gpu_watch_stop(be); /* no stream waits any more, and it may end the communicator */
     gpu_routing_close(be);
     gpu_record_destroy(be);
     gpu_pairs_destroy(be, broken);
     gpu_free(be, be->pairs_word, be->pairs_word != NULL ? GPU_PAIRS_WORDS : 0);
-    gpu_watch_stop(be);
     gpu_memory_close(be);
     gpu_meet_close(be->meet, broken);
     pthread_mutex_destroy(&be->lock);

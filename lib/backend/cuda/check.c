@@ -38,6 +38,7 @@ void gpu_break(epo_backend *be, epo_status status, const char *text) {
     }
     pthread_mutex_unlock(&be->lock);
     gpu_watch_release(be);
+    gpu_pairs_abort(be);
     gpu_meet_abort(be->meet, status, text);
 }
 

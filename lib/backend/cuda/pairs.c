@@ -74,6 +74,7 @@ bool gpu_pairs_find(int *version, const char **why) {
 
 struct gpu_pairs {
     ncclComm_t comm;
+    atomic_bool aborted;
 };
 
 static epo_status pairs_fail(const epo_backend *be, const char *call, const char *phase,
@@ -119,11 +120,19 @@ epo_status gpu_pairs_create(epo_backend *be) {
     return EPO_OK;
 }
 
+/* Once, by whichever thread is first: ends kernels that wait for a peer. */
+void gpu_pairs_abort(epo_backend *be) {
+    if (be->pairs != NULL && be->pairs->comm != NULL && !atomic_exchange(&be->pairs->aborted, true))
+        (void)api.abort(be->pairs->comm);
+}
+
 void gpu_pairs_destroy(epo_backend *be, bool broken) {
     if (be->pairs == NULL)
         return;
-    if (be->pairs->comm != NULL)
-        (void)(broken ? api.abort(be->pairs->comm) : api.destroy(be->pairs->comm));
+    if (broken)
+        gpu_pairs_abort(be);
+    else if (be->pairs->comm != NULL)
+        (void)api.destroy(be->pairs->comm);
     free(be->pairs);
     be->pairs = NULL;
 }
@@ -189,6 +198,8 @@ epo_status gpu_pairs_create(epo_backend *be) {
                     "without NCCL; build with --with-nccl",
                     be->rank);
 }
+
+void gpu_pairs_abort(epo_backend *be) { (void)be; }
 
 void gpu_pairs_destroy(epo_backend *be, bool broken) {
     (void)be;
