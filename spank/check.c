@@ -182,6 +182,9 @@ static epo_status ask(struct variables *variables, bool gpus, struct ep_verdict 
     struct ep_programs programs;
     bool looked = false;
     epo_status status = ep_task_programs(variables->plugin, variables->spank, &programs);
+    if (status == EPO_OK && programs.unread)
+        snprintf(verdict->undecided, sizeof verdict->undecided,
+                 "the file of --multi-prog cannot be read to its end");
     for (size_t i = 0; i < programs.count && status == EPO_OK; i++) {
         epo_program program;
         const struct ep_vector *vector = &programs.vectors[i];

@@ -45,6 +45,7 @@ struct ep_programs {
     struct ep_vector *vectors;
     size_t count;
     bool listed; /* by --multi-prog; the vectors are copies */
+    bool unread; /* some of the list cannot be read */
 };
 /* To be freed either way. */
 epo_status ep_task_programs(struct ep_plugin *plugin, spank_t spank, struct ep_programs *programs);

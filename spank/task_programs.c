@@ -75,8 +75,11 @@ epo_status ep_task_programs(struct ep_plugin *plugin, spank_t spank, struct ep_p
     if (plugin->api->get_arguments(spank, &count, &arguments) != 0 || count < 1)
         return EPO_OK;
     programs->listed = is_program_list(count, arguments);
-    if (programs->listed)
-        return read_list(arguments[1], programs);
+    if (programs->listed) {
+        epo_status status = read_list(arguments[1], programs);
+        programs->unread = status == EPO_E_ARG || status == EPO_E_OVERFLOW;
+        return programs->unread ? EPO_OK : status;
+    }
     programs->vectors = calloc(1, sizeof *programs->vectors);
     if (programs->vectors == NULL)
         return epo_fail(EPO_E_NOMEM, "no memory for the step's programs");

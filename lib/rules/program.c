@@ -57,11 +57,8 @@ static bool has_folder(const char *path, const char *name) {
 
 static size_t name_length(const char *word) { return strcspn(word, "="); }
 
-/* Arguments that Megatron-LM alone spells so. */
-static bool has_megatron_flag(const epo_words *words) {
-    static const char *const flags[] = {
-        "--expert-model-parallel-size", "--moe-token-dispatcher-type",
-        "--overlap-moe-expert-parallel-comm", "--tensor-model-parallel-size", NULL};
+/* One of `flags` is given, with '=' or without. */
+static bool has_flag(const epo_words *words, const char *const *flags) {
     for (size_t i = 1; i < words->count; i++) {
         char name[64];
         const char *word = words->word[i].text;
@@ -72,6 +69,21 @@ static bool has_megatron_flag(const epo_words *words) {
             return true;
     }
     return false;
+}
+
+/* A script of any name, by arguments that Megatron-LM alone spells so.  Its tools
+ * (servers, converters) take them, too: only a training run has something to overlap. */
+static epo_program_kind judge_flags(const epo_words *words) {
+    static const char *const overlap[] = {"--overlap-moe-expert-parallel-comm", NULL};
+    static const char *const experts[] = {"--expert-model-parallel-size",
+                                          "--moe-token-dispatcher-type", NULL};
+    static const char *const trains[] = {"--train-iters", "--train-samples", "--global-batch-size",
+                                         NULL};
+    if (has_flag(words, overlap))
+        return EPO_PROGRAM_FRAMEWORK;
+    if (!has_flag(words, experts))
+        return EPO_PROGRAM_OTHER;
+    return has_flag(words, trains) ? EPO_PROGRAM_FRAMEWORK : EPO_PROGRAM_UNDECIDED;
 }
 
 static const char *override_of(const char *word) { return word + strspn(word, "+~"); }
@@ -114,8 +126,10 @@ static void recognise(epo_program *program) {
         starts(script, "megatron.bridge.") ||
         (is_one_of(base, bridge) && has_override(words, "model.")))
         program->framework = EPO_FRAMEWORK_BRIDGE;
-    else if (is_one_of(base, megatron) || has_megatron_flag(words))
+    else if (is_one_of(base, megatron) || judge_flags(words) == EPO_PROGRAM_FRAMEWORK)
         program->framework = EPO_FRAMEWORK_MEGATRON_LM;
+    else if (judge_flags(words) == EPO_PROGRAM_UNDECIDED)
+        undecided(program, "a training run? no --train-iters or --train-samples is given to", base);
     else if (has_override(words, "model.moe_") || has_override(words, "model.expert_model_"))
         undecided(program, "Bridge or NeMo? no comm_overlap setting is given to", base);
     else
@@ -216,9 +230,10 @@ static void merge(epo_program *program, epo_program *found, const char *text) {
 static epo_status read_text(const char *text, size_t depth, epo_program *program) {
     epo_words words = {0};
     epo_status status = epo_words_split(&words, text, strlen(text));
-    if (status == EPO_E_ARG) { /* the shell itself will complain */
-        undecided(program, "the text of the shell is unfinished:", text);
+    if (status == EPO_E_ARG || status == EPO_E_OVERFLOW) {
+        undecided(program, "the text of the shell cannot be read:", text);
         status = EPO_OK;
+        epo_words_free(&words);
     }
     for (size_t at = 0, next; at < words.count && status == EPO_OK; at = next) {
         for (next = at + 1; next < words.count && !words.word[next].begins; next++) {
@@ -319,7 +334,10 @@ epo_status epo_program_read(char *const *arguments, int count, epo_program *prog
     for (int i = 0; i < count && status == EPO_OK; i++)
         status = epo_words_add(&words, arguments[i], 0, false, i == 0);
     command whole = {words.word, words.count};
-    if (status == EPO_OK && count > 0)
+    if (status == EPO_E_OVERFLOW) {
+        undecided(program, "too many arguments behind", arguments[0]);
+        status = EPO_OK;
+    } else if (status == EPO_OK && count > 0)
         status = read_command(&whole, 0, program);
     epo_words_free(&words);
     return status;

@@ -66,7 +66,8 @@ static void launchers_are_looked_through(void) {
     CHECK(LM, "torchrun", "--no-python", "--nnodes", "2", "python", "pretrain_gpt.py");
     CHECK(LM, "python", "-m", "torch.distributed.run", "--nproc-per-node=8", "pretrain_gpt.py");
     CHECK(LM, "python", "-m", "torch.distributed.launch", "--use_env", "-m", "pretrain_gpt");
-    CHECK(LM, "python", "my_train.py", "--expert-model-parallel-size", "8");
+    CHECK(LM, "python", "my_train.py", "--expert-model-parallel-size", "8", "--train-iters=9");
+    CHECK(LM, "python", "my_train.py", "--overlap-moe-expert-parallel-comm");
     CHECK(LM, "ep-overlap", "exec", "--", "python", "pretrain_gpt.py");
     CHECK(BRIDGE, "torchrun", "run_recipe.py", "model.num_layers=4");
     CHECK(BRIDGE, "python", "train.py", "comm_overlap.delay_wgrad_compute=false");
@@ -92,6 +93,7 @@ static void shells_are_read(void) {
     CHECK(UNDECIDED, "bash", "-c", "python pretrain_gpt.py; python pretrain_gpt.py --bf16");
     CHECK(UNDECIDED, "bash", "-c", "python 'pretrain_gpt.py");
     CHECK(UNDECIDED, "bash", "-c", "bash -c 'python pretrain_gpt.py'");
+    CHECK(UNDECIDED, "python", "tools/run_server.py", "--expert-model-parallel-size", "8");
     CHECK(UNDECIDED, "bash", "run.sh");
     CHECK(UNDECIDED, "apptainer", "exec", "x.sif", "python", "pretrain_gpt.py");
     CHECK(UNDECIDED, "numactl", "--new-option", "0", "python", "pretrain_gpt.py");

@@ -283,6 +283,9 @@ static void programs_of_a_list_count_together(void) {
     CU_ASSERT_EQUAL(lines(fake.said), 2); /* one more: EP 1, once for both programs */
     HAS(fake.said, "OVL-001");
     fake_end();
+    START(0, "/x/conf", "0 ./a it's\n1 ./b\n");
+    HAS(fake.said, "undecided: the file of --multi-prog");
+    fake_end();
     START(0, "/x/conf", "0 python pretrain_gpt.py\nlike a list\n");
     fake_end();
 }
