@@ -108,5 +108,9 @@ plugstack_write() {
         grep -q preload "$site" || echo "preload = { path = \"$(trusted_library)\"; };" >>"$site"
         chmod 644 "$site"
     fi
+    if [[ $EPO_PLUGIN == *[[:space:]]* ]]; then # a checkout in such a folder: plugstack.conf splits on blanks
+        ln -s "$EPO_PLUGIN" "$dir/etc/ep_overlap.so" || return 70
+        EPO_PLUGIN=$dir/etc/ep_overlap.so
+    fi
     echo "optional $EPO_PLUGIN conf=$site${plugin_args:+ $plugin_args}" >"$dir/etc/plugstack.conf"
 }

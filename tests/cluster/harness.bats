@@ -32,6 +32,12 @@ gone_within() { # seconds
 
 cluster() { timeout 120 "$run_sh" -t 60 "$@"; }
 
+stage_of_this_build() {
+    local build=${EPO_BUILD_DIR:-$here/../../build}
+    [ -e "$build/stage/stage.env" ] || make -s -C "$build" stage >&2 || return 1
+    (cd "$build/stage" && pwd)
+}
+
 start_sleeper() { # sets pid once the step runs on both nodes
     "$run_sh" -P srun -N2 sh -c "touch $TMPDIR/started.\$SLURM_PROCID; exec sleep 300" 3>&- >"$TMPDIR/out" 2>&1 &
     pid=$!
@@ -200,6 +206,17 @@ fake_stage() { # a staged tree whose plugin is an empty file
     [ "$output" = "" ]
     EPO_STAGE_DIR=$TMPDIR run cluster true
     [ "$status" = 69 ]
+}
+
+@test "blanks in the paths of the checkout and of TMPDIR" {
+    ln -s "$(stage_of_this_build)" "$TMPDIR/a stage"
+    mkdir "$TMPDIR/a folder"
+    export EPO_STAGE_DIR="$TMPDIR/a stage"
+    # shellcheck disable=SC2016
+    TMPDIR="$TMPDIR/a folder" run cluster srun --ep-overlap=on sh -c 'echo "decision $EP_OVERLAP_DECISION"'
+    echo "$output"
+    [ "$status" = 0 ]
+    [[ $output == *"decision on"* ]]
 }
 
 @test "the build is staged first; a failing build is shown, status 70" {

@@ -111,6 +111,7 @@ stage_find || exit $?
 # --- the cluster, and the reaper that removes it whatever becomes of us ------
 base=${TMPDIR:-/tmp}
 [ ${#base} -le 70 ] || base=/tmp # the path of munge's socket has 107 bytes at most
+[[ $base != *[[:space:]\"\'\\]* ]] || base=/tmp # slurm.conf and plugstack.conf split on blanks and know no quotes
 dir=$(mktemp -d "$base/epo-cluster.XXXXXX") || exit 70
 chmod 755 "$dir"
 (umask 022 && mkdir "$dir"/{etc,log,run,dev}) || exit 70
