@@ -211,9 +211,8 @@ fake_stage() { # a staged tree whose plugin is an empty file
 @test "blanks in the paths of the checkout and of TMPDIR" {
     ln -s "$(stage_of_this_build)" "$TMPDIR/a stage"
     mkdir "$TMPDIR/a folder"
-    export EPO_STAGE_DIR="$TMPDIR/a stage"
     # shellcheck disable=SC2016
-    TMPDIR="$TMPDIR/a folder" run cluster srun --ep-overlap=on sh -c 'echo "decision $EP_OVERLAP_DECISION"'
+    run env EPO_STAGE_DIR="$TMPDIR/a stage" TMPDIR="$TMPDIR/a folder" timeout 120 "$run_sh" -t 60 srun --ep-overlap=on sh -c 'echo "decision $EP_OVERLAP_DECISION"'
     echo "$output"
     [ "$status" = 0 ]
     [[ $output == *"decision on"* ]]
