@@ -24,8 +24,8 @@ command -v "$clang" >/dev/null || {
 
 mkdir -p "$folder"
 libraries=(-lyaml -lsqlite3 -lyajl -lm)
-mapfile -t sources < <(printf '%s\n' "$top"/lib/core/{status,facts,fact_value,version}.c \
-    "$top"/lib/rules/{rules,condition,condition_lex,settings,derive,words,command,launch}.c \
+mapfile -t sources < <(printf '%s\n' "$top"/lib/core/{status,facts,fact_value,version,text,options}.c \
+    "$top"/lib/rules/{rules,condition,condition_lex,settings,derive,words,command,launch,launcher,program,complete}.c \
     "$top"/lib/trace/*.c "$top"/tools/ep-overlap/input_yaml.c)
 failed=0
 for target; do
