@@ -8,6 +8,7 @@
 
 #include "backend/host/host.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -16,16 +17,38 @@ static unsigned char *scratch_of(epo_backend *be, uint64_t step, int rank) {
     return be->shared->scratch + slot * HOST_SCRATCH;
 }
 
+/* The rank that refused a call which another did not refuse, and went on to its next
+ * one; -1: none. */
+static int turns_refuser(const host_turn *turns, int ranks) {
+    int most = 0;
+    bool alike = true;
+    for (int r = 1; r < ranks; r++) {
+        alike = alike && turns[r].refused == turns[0].refused;
+        if (turns[r].refused > turns[most].refused)
+            most = r;
+    }
+    return alike ? -1 : most;
+}
+
 /* Every rank compares all turns, so that every rank returns the same error. */
 static epo_status turns_compare(epo_backend *be, const host_turn *turns) {
+    char name[HOST_NODE_MAX + 48];
     for (int r = 1; r < be->ranks; r++) {
-        if (memcmp(&turns[r], &turns[0], sizeof *turns) == 0)
+        if (memcmp(&turns[r], &turns[0], offsetof(host_turn, refused)) == 0)
             continue;
-        host_break(be, EPO_E_PEER,
-                   "the ranks disagree: rank 0 is in %s of %llu, rank %d in %s of %llu; all ranks "
-                   "make the same calls in the same order",
-                   turns[0].what, (unsigned long long)turns[0].count, r, turns[r].what,
-                   (unsigned long long)turns[r].count);
+        int refuser = turns_refuser(turns, be->ranks);
+        if (refuser >= 0)
+            host_break(be, EPO_E_PEER,
+                       "%s refused its arguments of a call that others are in, as its own error "
+                       "tells",
+                       host_peer_name(be->shared, refuser, name, sizeof name));
+        else
+            host_break(be, EPO_E_PEER,
+                       "the ranks disagree: rank 0 is in %s of %llu (call %llu), rank %d in %s of "
+                       "%llu (call %llu); all ranks make the same calls in the same order",
+                       turns[0].what, (unsigned long long)turns[0].count,
+                       (unsigned long long)turns[0].turn, r, turns[r].what,
+                       (unsigned long long)turns[r].count, (unsigned long long)turns[r].turn);
         return host_status(be);
     }
     return EPO_OK;
@@ -37,7 +60,9 @@ static epo_status barrier_named(epo_backend *be, const char *what, uint64_t coun
     if (status != EPO_OK)
         return status;
     host_shared *shared = be->shared;
-    host_turn *turns = shared->turn[be->barriers & 1], mine = {"", count};
+    host_turn *turns = shared->turn[be->barriers & 1];
+    host_turn mine = {"", count, atomic_load(&be->turns),
+                      atomic_load(&shared->peer[be->rank].refused)};
     snprintf(mine.what, sizeof mine.what, "%s", what);
     turns[be->rank] = mine;
     uint64_t epoch = ++be->barriers;

@@ -53,6 +53,8 @@ typedef struct host_peer {
 typedef struct host_turn {
     char what[16];
     uint64_t count;
+    uint64_t turn;    /* collective calls so far */
+    uint64_t refused; /* the last of them that this rank refused; may differ */
 } host_turn;
 
 typedef struct host_shared {

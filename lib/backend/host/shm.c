@@ -261,6 +261,7 @@ epo_status host_window_create(epo_backend *be, uint64_t bytes, epo_window **out)
 void host_window_destroy(epo_backend *be, epo_window *window) {
     if (window == NULL)
         return;
+    host_workers_settle(be); /* after an error nobody has waited for what writes it */
     if (window->block != NULL)
         block_drop(window->block);
     else
