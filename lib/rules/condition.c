@@ -161,6 +161,10 @@ static operand parse_min(parser *p) {
     return both_numbers(&a, &b) ? number_operand(fmin(a.number, b.number)) : unknown_operand;
 }
 
+/* Exact for whole numbers below 2^53.  Not fmod(), which glibc 2.38 gave a new
+ * version that older systems lack. */
+static double rest(double a, double b) { return a - b * trunc(a / b); }
+
 static operand parse_operand(parser *p) {
     if (accept(p, "min"))
         return parse_min(p);
@@ -176,7 +180,7 @@ static operand parse_operand(parser *p) {
             left = unknown_operand;
         else
             left = number_operand(times ? left.number * right.number
-                                        : fmod(left.number, right.number));
+                                        : rest(left.number, right.number));
     }
     return left;
 }
