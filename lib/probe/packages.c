@@ -65,7 +65,7 @@ struct visit {
     char *info[WANTED]; /* NAME-VERSION.dist-info */
     char *pth[PTH_FILES];
     int pths;
-    bool pth_cut, deep_ep, deep_ep_package, torch, nvidia;
+    bool pth_cut, customized, deep_ep, deep_ep_package, torch, nvidia;
 };
 
 /* "Transformer_Engine-2.7.0.dist-info" and "transformer-engine": the same name. */
@@ -84,6 +84,8 @@ static bool note(void *context, const char *name) {
     if (strcmp(name, "deep_ep") == 0 || strcmp(name, "deep_ep.py") == 0) {
         v->deep_ep = true;
         v->deep_ep_package = name[7] == '\0';
+    } else if (strcmp(name, "sitecustomize.py") == 0 || strcmp(name, "usercustomize.py") == 0) {
+        v->customized = true;
     } else if (strcmp(name, "torch") == 0) {
         v->torch = true;
     } else if (strcmp(name, "nvidia") == 0) {
@@ -200,6 +202,14 @@ static void put_deep_ep(epo_probe_task *task, const char *folder, bool package, 
     }
 }
 
+/* Import hooks of setuptools and virtualenv, which add no package. */
+static bool is_harmless(const char *name) {
+    static const char namespace[] = "-nspkg.pth";
+    size_t length = strlen(name), end = sizeof namespace - 1;
+    return strcmp(name, "distutils-precedence.pth") == 0 || strcmp(name, "_virtualenv.pth") == 0 ||
+           (length > end && strcmp(name + length - end, namespace) == 0);
+}
+
 /* Lines of a .pth file are further folders, or Python code, which we do not run. */
 static void read_pth(epo_probe_task *task, const char *folder, const char *name,
                      probe_sites *sites) {
@@ -210,8 +220,7 @@ static void read_pth(epo_probe_task *task, const char *folder, const char *name,
         if (line[0] == '#')
             continue;
         if (strncmp(line, "import ", 7) == 0 || strncmp(line, "import\t", 7) == 0) {
-            /* setuptools' own, in every environment: adds no package */
-            if (strcmp(name, "distutils-precedence.pth") == 0)
+            if (is_harmless(name))
                 continue;
             sites->open = true;
             snprintf(sites->why_open, sizeof sites->why_open, "%.100s runs code at import", name);
@@ -231,6 +240,10 @@ static void visit_folder(epo_probe_task *task, probe_sites *sites, const char *f
     if (end == PROBE_SCAN_CUT || v.pth_cut) {
         sites->open = true;
         snprintf(sites->why_open, sizeof sites->why_open, "%.100s was not read to its end", folder);
+    }
+    if (v.customized) {
+        sites->open = true;
+        snprintf(sites->why_open, sizeof sites->why_open, "%.80s has a sitecustomize.py", folder);
     }
     for (size_t i = 0; i < WANTED; i++)
         if (v.info[i] != NULL && epo_facts_find(facts, wanted[i].key) == NULL)

@@ -485,6 +485,25 @@ static void an_import_hook_leaves_it_open(void) {
     HAS(why("deep_ep.imports"), "a.pth");
 }
 
+static void usual_hooks_leave_nothing_open(void) {
+    char python[512];
+    put("usual/pyvenv.cfg", "home = /nowhere/bin\nversion = 3.11.2\n", 0644);
+    put("usual/bin/python", "\177ELF", 0755);
+    put("usual/lib/python3.11/site-packages/_virtualenv.pth", "import _virtualenv\n", 0644);
+    put("usual/lib/python3.11/site-packages/google-nspkg.pth", "import sys, types\n", 0644);
+    put("usual/lib/python3.11/site-packages/distutils-precedence.pth", "import os\n", 0644);
+    path_of(python, "usual/bin/python");
+    char *words[] = {python};
+    CU_ASSERT_EQUAL(start(EPO_PROBE_PROGRAM, true, 20000, words, 1), EPO_OK);
+    IS("torch_version", "(unset)");
+    IS("deep_ep.imports", "False");
+    /* a site's own start-up code may add folders */
+    put("usual/lib/python3.11/site-packages/sitecustomize.py", "", 0644);
+    CU_ASSERT_EQUAL(start(EPO_PROBE_PROGRAM, true, 20000, words, 1), EPO_OK);
+    IS("torch_version", "(unknown)");
+    HAS(why("deep_ep.imports"), "sitecustomize.py");
+}
+
 /* A file system of which nobody answers the questions, as a lost server's: -1 where
  * this machine does not let us mount one. */
 static int mount_silence(const char *path) {
@@ -565,6 +584,7 @@ int main(void) {
                                  TEST(a_large_tree_is_read),
                                  TEST(hostile_words_do_no_harm),
                                  TEST(an_import_hook_leaves_it_open),
+                                 TEST(usual_hooks_leave_nothing_open),
                                  TEST(a_mount_that_does_not_answer_costs_the_limit),
                                  TEST(the_library_path_is_followed),
                                  CU_TEST_INFO_NULL};
