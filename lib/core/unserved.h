@@ -10,7 +10,8 @@
 
 /* The plugin of srun sends its decision along, and the plugin of each node takes it
  * out of the task's environment.  A task that still has it, for its own step, and
- * whose decision is on, runs where nobody could act on it.  Writes the node's name. */
+ * whose decision is on because somebody asked for it, runs where nobody could act on
+ * it.  Writes the node's name.  A site's default breaks nobody on such a node. */
 bool epo_step_is_unserved(char *node, size_t room);
 
 #endif

@@ -163,6 +163,8 @@ x[alltoall]'
     run "$tool" exec -- true
     [ "$status" = 1 ]
     has 'node n2 has no ep-overlap plugin'
+    SLURM_EP_OVERLAP_STEP='1 7 0 1 0 0 0 1 0 0 1 0 0 a default' run "$tool" exec -- true
+    [ "$status" = 0 ]
     SLURM_STEP_ID=1 run "$tool" exec -- true
     [ "$status" = 0 ]
 }
