@@ -6,26 +6,29 @@
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 failures=0
+work=$(mktemp -d) || exit 1
 check() { # what command...
     local what=$1
     shift
     if "$@"; then
         echo "ok: $what"
     else
-        echo "NOT OK: $what; the last command said:" && tail -n 20 /tmp/out && failures=$((failures + 1))
+        failures=$((failures + 1))
+        echo "NOT OK: $what; the last command said:"
+        tail -n 20 "$work/out"
     fi
 }
 in_cluster() { # command...: in a cluster that takes the plugin from the system
     unset EPO_BUILD_DIR EPO_STAGE_DIR
-    timeout 100 tests/cluster/run.sh -P -t 60 -x 'PlugStackConfig=/etc/slurm/plugstack.conf\n' "$@" >/tmp/out 2>&1
+    timeout 100 tests/cluster/run.sh -P -t 60 -x 'PlugStackConfig=/etc/slurm/plugstack.conf\n' "$@" >"$work/out" 2>&1
     status=$?
 }
-said() { grep -qE -- "$1" /tmp/out; }
-quietly() { "$@" >/tmp/out 2>&1; }
+said() { grep -qE -- "$1" "$work/out"; }
+quietly() { "$@" >"$work/out" 2>&1; }
 
 mapfile -t packages < <(find "$1" -name '*.deb' ! -name '*-dbgsym_*' | sort)
 [ "${#packages[@]}" = 4 ] || { echo "expected 4 packages in $1" && exit 1; }
-apt-get install -y -q --no-install-recommends "${packages[@]}" >/tmp/apt.log 2>&1 || { tail -n 20 /tmp/apt.log && exit 1; }
+apt-get install -y -q --no-install-recommends "${packages[@]}" >"$work/apt.log" 2>&1 || { tail -n 20 "$work/apt.log" && exit 1; }
 
 in_cluster srun -N2 -n4 --ep-overlap=on --ep-dispatcher=flex sh -c 'printenv EP_OVERLAP_DECISION LD_PRELOAD'
 check "srun with the installed plugin" said '^on$'
@@ -34,9 +37,9 @@ in_cluster srun -n2 --ep-overlap=on --delay-wgrad ep-train --steps 3 --no-measur
 check "ep-train in two ranks" said 'iteration +3/'
 in_cluster srun -n1 sh -c 'env | grep -c EP_OVERLAP_'
 check "without an option nothing is set" said '^0$'
+printf '#!/bin/sh\n#SBATCH -n2 --ep-overlap=on\nsrun printenv EP_OVERLAP_DECISION\n' >"$work/job"
 # shellcheck disable=SC2016
-in_cluster bash -c 'printf "#!/bin/sh\n#SBATCH -n2 --ep-overlap=on\nsrun printenv EP_OVERLAP_DECISION\n" >/tmp/job
-    sbatch -Q -o /tmp/job.out /tmp/job; for i in $(seq 100); do [ -z "$(squeue -h)" ] && break; sleep 0.1; done; cat /tmp/job.out'
+in_cluster bash -c 'sbatch -Q -o "$0.out" "$0"; for i in $(seq 100); do [ -z "$(squeue -h)" ] && break; sleep 0.1; done; cat "$0.out"' "$work/job"
 check "#SBATCH lines" said '^on$'
 in_cluster srun --help
 check "srun --help lists the options" said '--ep-dispatcher=name'
@@ -52,10 +55,10 @@ echo 'version = 1; policy = ( { action = "deny"; message = "not yet"; } );' >/et
 in_cluster srun --ep-overlap=on true
 check "a changed configuration counts at once" said 'denied by the site.*: not yet'
 # an upgrade to the same version keeps it
-DEBIAN_FRONTEND=noninteractive dpkg --force-confdef --force-confold -i "${packages[@]}" >/tmp/apt.log 2>&1 || cat /tmp/apt.log
+DEBIAN_FRONTEND=noninteractive dpkg --force-confdef --force-confold -i "${packages[@]}" >"$work/apt.log" 2>&1 || cat "$work/apt.log"
 check "an upgrade keeps the site's configuration" grep -q 'not yet' /etc/ep_overlap.conf
 
-apt-get purge -y -q ep-overlap-slurm ep-overlap libep-overlap-dev libep-overlap0 >/tmp/apt.log 2>&1 || cat /tmp/apt.log
+apt-get purge -y -q ep-overlap-slurm ep-overlap libep-overlap-dev libep-overlap0 >"$work/apt.log" 2>&1 || cat "$work/apt.log"
 in_cluster srun -n2 hostname
 check "after removal srun works" [ "$status" = 0 ]
 in_cluster srun --ep-overlap=on true
