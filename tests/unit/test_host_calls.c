@@ -5,6 +5,8 @@
  */
 #include "config.h"
 
+#include <sys/resource.h>
+
 #include "host_processes.h"
 #include "unit.h"
 
@@ -110,11 +112,52 @@ static void calls_that_differ(void) {
         }
 }
 
+/* ---- OpenBLAS without room ------------------------------------------------------------ */
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1 /* they need an address space without a limit */
+#else
+#define SANITIZED 0
+#endif
+
+static void open_in_little_room(procs *all, proc *me) {
+    epo_backend *be = NULL;
+    (void)all;
+    if (me->config.rank == 1) {
+        unsigned long pages = 0;
+        FILE *f = fopen("/proc/self/statm", "r");
+        EXPECT(me, f != NULL && fscanf(f, "%lu", &pages) == 1);
+        fclose(f);
+        struct rlimit room = {pages * 4096 + (100ul << 20), RLIM_INFINITY};
+        EXPECT(me, setrlimit(RLIMIT_AS, &room) == 0);
+    }
+    proc_note(me, ops->open(&me->config, &be));
+    if (be != NULL)
+        ops->close(be, false);
+}
+
+/* It used to try for ever, at the first GEMM, with the processor all its own. */
+static void no_room_for_blas(void) {
+    if (SANITIZED) {
+        puts("(left out: sanitizer) ");
+        return;
+    }
+    procs *all = procs_new(2, 20.0, open_in_little_room);
+    CU_ASSERT_TRUE(procs_run(all));
+    CU_ASSERT_EQUAL(procs_failures(all), 0);
+    for (int r = 0; r < 2; r++) {
+        CU_ASSERT_EQUAL(all->p[r].status, EPO_E_NOMEM);
+        CU_ASSERT(text_has(all->p[r].text, "rank 1: OpenBLAS needs"));
+    }
+    procs_free(all);
+}
+
 int main(void) {
     ops = epo_backend_get();
     const CU_TestInfo tests[] = {
         {"a forked process is told, and changes nothing", a_forked_process},
         {"ranks in different calls are told, all of them", calls_that_differ},
+        {"no room for OpenBLAS: refused when the group is made", no_room_for_blas},
         CU_TEST_INFO_NULL,
     };
     return unit_run("host calls", tests);

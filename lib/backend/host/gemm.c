@@ -15,11 +15,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 /* OpenBLAS has them; another CBLAS need not. */
 extern void openblas_set_num_threads(int threads) __attribute__((weak));
 extern int openblas_get_num_threads(void) __attribute__((weak));
 extern char *openblas_get_config(void) __attribute__((weak));
+
+#define BLAS_REGION ((size_t)130 << 20) /* OpenBLAS on x86-64; elsewhere less */
 
 /* Elements of a, b and c of one expert. */
 typedef struct gemm_sizes {
@@ -218,6 +221,27 @@ static void blas_set(int threads) {
     pthread_mutex_unlock(&one);
 }
 
+/* OpenBLAS maps a region for its packed operands at a thread's first GEMM, and tries
+ * again for ever where that fails: so it is tried here first, and the region then
+ * taken by a small GEMM.  Another group's region serves as well, unless ranks are
+ * threads, which need one each at a time. */
+static epo_status blas_room(const epo_backend *be) {
+    static _Atomic bool taken;
+    float a[64] = {0}, c[64];
+    if (openblas_get_config == NULL || (atomic_load(&taken) && !be->shared->threads))
+        return EPO_OK;
+    void *at = mmap(NULL, BLAS_REGION, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED)
+        return epo_fail(EPO_E_NOMEM,
+                        "OpenBLAS needs %d MB of address space for its operands, have less (%s); "
+                        "raise the limit (ulimit -v; Slurm: VSizeFactor)",
+                        (int)(BLAS_REGION >> 20), strerror(errno));
+    munmap(at, BLAS_REGION);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, 8, 8, 8, 1.0F, a, 8, a, 8, 0.0F, c, 8);
+    atomic_store(&taken, true);
+    return EPO_OK;
+}
+
 epo_status host_blas_setup(epo_backend *be) {
     int share = 1, wanted = 0;
     epo_status status = host_agree(be, blas_wanted(&wanted));
@@ -227,6 +251,9 @@ epo_status host_blas_setup(epo_backend *be) {
         return status;
     int threads = wanted > 0 ? wanted : share;
     blas_set(threads);
+    status = host_agree(be, blas_room(be));
+    if (status != EPO_OK)
+        return status;
     char word[2][48] = {"CBLAS", ""};
     if (openblas_get_config != NULL)
         sscanf(openblas_get_config(), "%47s %47s", word[0], word[1]);
