@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* FNM_CASEFOLD: fnmatch.h looks at this itself, after features.h */
+#endif
 #include "trace/kernel_class.h"
 
 #include <fnmatch.h>
 #include <string.h>
-
-#ifndef FNM_CASEFOLD
-#define FNM_CASEFOLD 0
-#endif
 
 typedef struct builtin {
     const char *glob;
