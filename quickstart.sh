@@ -8,7 +8,7 @@ cd "$top" || exit 1
 # What apt-get installs, by names that Debian 12, Debian 13 and Ubuntu 24.04 share.
 packages_build="gcc libc6-dev make autoconf automake libtool pkg-config libconfig-dev libopenblas-dev libslurm-dev libyaml-dev libsqlite3-dev libyajl-dev"
 packages_cluster="slurmctld slurmd slurm-client munge"
-packages_check="libcunit1-dev bats shellcheck"
+packages_check="libcunit1-dev bats shellcheck python3"
 
 job=(srun -N2 -n4 --ep-overlap=on --ep-dispatcher=flex --delay-wgrad ep-train --steps 50)
 
@@ -221,7 +221,7 @@ show_left_out() {
     local name
     echo "Left out of this tier: sanitizers, the second compiler, distcheck, the cross build (.ci/run has them); all that needs a GPU."
     for name in $(results SKIP); do
-        echo "Skipped: $name: $(tail -n 1 "$name.log")"
+        echo "Skipped: $name: $(grep -v '^SKIP ' "$name.log" | tail -n 1)"
     done
     find build -name '*.log' -path '*/tests/*' -exec sed -n 's/^ok [0-9]* \(.*\) # skip/Skipped: \1:/p' {} +
 }
