@@ -3,6 +3,7 @@
  * task_vars.c - the variables of an overlap run, for steps that hold GPUs.  A
  * value of the user's is never replaced, except by the site's "always".
  */
+#include "core/text.h"
 #include "task.h"
 
 #include "core/names.h"
@@ -31,7 +32,8 @@ static bool is_set(struct ep_plugin *plugin, spank_t spank, const char *name) {
 static bool is_unbound(struct ep_plugin *plugin, spank_t spank) {
     char *bind = plugin->api->task_getenv(spank, "SLURMD_TRES_BIND");
     char *count = plugin->api->task_getenv(spank, "SLURM_GPUS_ON_NODE");
-    bool unbound = bind != NULL && strncmp(bind, "gpu:none", 8) == 0 && count != NULL &&
+    const char *how = epo_text_gpu_bind(bind);
+    bool unbound = how != NULL && strncmp(how, "none", 4) == 0 && count != NULL &&
                    strtoul(count, NULL, 10) > 0;
     free(bind);
     free(count);

@@ -88,3 +88,11 @@ bool epo_text_is_clean(const char *string) {
         string++;
     return *string == '\0';
 }
+
+const char *epo_text_gpu_bind(const char *tres_bind) {
+    if (tres_bind == NULL)
+        return NULL;
+    if (strncmp(tres_bind, "gres/", 5) == 0)
+        tres_bind += 5;
+    return strncmp(tres_bind, "gpu:", 4) == 0 ? tres_bind + 4 : NULL;
+}

@@ -35,4 +35,8 @@ void epo_text_clean(char *string);
 /* True when every byte is printable ASCII. */
 bool epo_text_is_clean(const char *string);
 
+/* What SLURMD_TRES_BIND ("gpu:per_task:1", since Slurm 24 "gres/gpu:per_task:1")
+ * says of GPUs: the text behind "gpu:"; NULL where it says nothing of them. */
+const char *epo_text_gpu_bind(const char *tres_bind);
+
 #endif

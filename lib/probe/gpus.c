@@ -2,6 +2,7 @@
  *
  * The GPUs that a step really has, as facts.
  */
+#include "core/text.h"
 #include "probe/files.h"
 #include "probe/gpu_list.h"
 
@@ -169,8 +170,8 @@ static void put_binding(const epo_probe_task *task, unsigned visible, epo_facts 
     const char *bind = epo_probe_variable(task, "SLURMD_TRES_BIND");
     const char *total = epo_probe_variable(task, "SLURM_GPUS_ON_NODE");
     char source[96];
-    if (bind == NULL || total == NULL || strncmp(bind, "gpu:", 4) != 0 ||
-        strncmp(bind, "gpu:none", 8) == 0 || !has_local_peers(task))
+    const char *how = epo_text_gpu_bind(bind);
+    if (how == NULL || total == NULL || strncmp(how, "none", 4) == 0 || !has_local_peers(task))
         return;
     unsigned long count = strtoul(total, NULL, 10);
     snprintf(source, sizeof source, "SLURMD_TRES_BIND=%.64s", bind);

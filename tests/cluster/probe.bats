@@ -38,6 +38,9 @@ t srun -N2 -n4 --ep-overlap=on --ep-dispatcher=flex printenv EP_OVERLAP_DECISION
 
 @test "probe: every kind of GPU, asked for what it cannot and can" {
     site $'n1 gb200 2\nn2 v100 2'
+    mkdir -p "$work/cuda/bin" # a toolkit, for hybridep's own compilation
+    printf '#!/bin/sh\n' >"$work/cuda/bin/nvcc" && chmod 755 "$work/cuda/bin/nvcc"
+    export CUDA_HOME=$work/cuda
     cluster -g 2 -c "$work/c.conf" -- 'r() { t srun -w "$1" -n1 --gpus=2 --ep-overlap=on --ep-dispatcher=flex:$2 true; }
 r n1 deepep; r n1 hybridep; r n2 deepep; r n2 hybridep'
     times 1 'ep-overlap: n1: DSP-046: '

@@ -225,7 +225,8 @@ static void a_bound_task_among_others_is_seen(void) {
     } cases[] = {
         {"gpu:per_task:1", "2", "4", "False"},        {"gpu:single:1", "0", "1,4", "False"},
         {"gpu:per_task:1", "2", "1(x2)", "(absent)"}, {"gpu:none", "2", "4", "(absent)"},
-        {"gpu:closest", "0,1,2,3", "4", "True"},      {"mem:x", "0", "4", "(absent)"}};
+        {"gpu:closest", "0,1,2,3", "4", "True"},      {"mem:x", "0", "4", "(absent)"},
+        {"gres/gpu:per_task:1", "2", "4", "False"},   {"gres/gpu:none", "2", "4", "(absent)"}};
     put("nvml.table", "* h100 4", 0644);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *vars[] = {"SLURMD_TRES_BIND",

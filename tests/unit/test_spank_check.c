@@ -138,15 +138,18 @@ static void without_gpus_nobody_is_asked(void) {
 
 /* --gpu-bind=none: Slurm names no GPU to the task, and it sees all of them. */
 static void unbound_gpus_are_held(void) {
-    fake_begin(S_CTX_LOCAL);
-    configure("");
-    fake_put(&fake.task, "SLURMD_TRES_BIND", "gpu:none");
-    fake_put(&fake.task, "SLURM_GPUS_ON_NODE", "4");
-    fake.probe = l40s;
-    srun_to_task(give_flex);
-    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), -1);
-    HAS(fake.said, "NODE-P2P");
-    fake_end();
+    static const char *const words[] = {"gpu:none", "gres/gpu:none"}; /* 22.05, 24.11 */
+    for (int i = 0; i < 2; i++) {
+        fake_begin(S_CTX_LOCAL);
+        configure("");
+        fake_put(&fake.task, "SLURMD_TRES_BIND", words[i]);
+        fake_put(&fake.task, "SLURM_GPUS_ON_NODE", "4");
+        fake.probe = l40s;
+        srun_to_task(give_flex);
+        CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), -1);
+        HAS(fake.said, "NODE-P2P");
+        fake_end();
+    }
 }
 
 static void a_probe_that_hangs_is_a_warning(void) {
