@@ -166,8 +166,10 @@ typedef struct epo_group_info {
 } epo_group_info;
 
 /* A place where `ranks` threads of one process meet; for tests and sanitizers.
- * Destroy it after the last group made with it. */
+ * Destroy it after the last group made with it.  It belongs to one engine: AUTO's,
+ * or the one named. */
 EPO_API epo_status epo_world_create(int ranks, epo_world **out);
+EPO_API epo_status epo_world_create_on(epo_engine_kind engine, int ranks, epo_world **out);
 EPO_API void epo_world_destroy(epo_world *world);
 
 /* [collective] */

@@ -56,12 +56,16 @@ size_t epo_dtype_size(epo_dtype type) {
 /* ---- group ------------------------------------------------------------ */
 
 epo_status epo_world_create(int ranks, epo_world **out) {
+    return epo_world_create_on(EPO_ENGINE_AUTO, ranks, out);
+}
+
+epo_status epo_world_create_on(epo_engine_kind kind, int ranks, epo_world **out) {
     const epo_engine *engine;
     char why[EPO_ENGINE_WHY_MAX];
     NEED(out);
     if (ranks < 1)
         return epo_fail(EPO_E_ARG, "ranks: found %d, allowed is a number from 1", ranks);
-    epo_status status = epo_engine_open(EPO_ENGINE_AUTO, &engine, why);
+    epo_status status = epo_engine_open(kind, &engine, why);
     return status != EPO_OK ? status : done(engine, engine->world_create(ranks, out));
 }
 

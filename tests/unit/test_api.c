@@ -76,6 +76,9 @@ static void group_calls(void) {
     REFUSED(epo_world_create(0, &world), "found 0");
     CU_ASSERT_PTR_NULL(world);
     REACHES(epo_world_create(2, &world), "world_create");
+    REFUSED(epo_world_create_on((epo_engine_kind)9, 2, &world), "engine: found 9");
+    REACHES(epo_world_create_on(EPO_ENGINE_HOST, 2, &world), "world_create");
+    CU_ASSERT_EQUAL(epo_world_create_on(EPO_ENGINE_CUDA, 2, &world), EPO_E_VERSION);
     epo_world_destroy(NULL);
     epo_world_destroy(fake_world());
     CU_ASSERT_STRING_EQUAL(fake.last, "world_destroy");
