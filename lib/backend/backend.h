@@ -153,6 +153,25 @@ typedef struct epo_gemm {
     const struct epo_swiglu *act;
 } epo_gemm;
 
+/* The experts' two products of a pass in one operation, part by part of the experts:
+ * `first` with its activation, then `second`, which reads what those made.  A part's
+ * second product may run before another part's first, and its rows may go back while
+ * other parts are computed.  first.first, first.count (and second's) say nothing here:
+ * the parts do, which lie one behind the other.  The results are those of the same
+ * products one by one, to the bit, whatever the parts. */
+#define EPO_CHAIN_PARTS 16
+typedef struct epo_chain_part {
+    int first, count;       /* experts */
+    const epo_ready *ready; /* the part's rows of first.a are there; NULL: they are */
+    epo_event *done;        /* the part's rows of second.c, and act->dw, are */
+} epo_chain_part;
+typedef struct epo_chain {
+    epo_gemm first, second;
+    const epo_chain_part *part;
+    int parts;
+    epo_event *lent; /* exchanges issued before need room on the device until this; or NULL */
+} epo_chain;
+
 typedef struct epo_rows_gather {
     void *dst;
     const void *src;
@@ -280,6 +299,10 @@ typedef struct epo_backend_ops {
     epo_status (*reduce)(epo_queue *q, const epo_rows_reduce *r, const epo_deps *deps);
     epo_status (*gemm)(epo_queue *q, const epo_gemm *g, const epo_deps *deps);
     epo_status (*swiglu)(epo_queue *q, const epo_swiglu *s, const epo_deps *deps);
+    /* Both or none (NULL).  chain_covers: can these products, in as many parts, be one
+     * operation?  The same answer on every rank for the same shapes. */
+    bool (*chain_covers)(epo_backend *be, const epo_chain *chain);
+    epo_status (*chain)(epo_queue *q, const epo_chain *chain, const epo_deps *deps);
     epo_status (*zero)(epo_queue *q, void *ptr, uint64_t bytes, const epo_deps *deps);
     /* Contiguous bytes beside other queues' work (a copy engine); NULL: there is no
      * such way, gather serves. */
