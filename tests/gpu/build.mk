@@ -23,6 +23,7 @@ C_FILES := lib/core/status.c $(MEET:%=lib/backend/host/%.c) $(wildcard lib/backe
 CU_FILES := $(wildcard lib/backend/cuda/*.cu lib/backend/cuda/gemm/*.cu)
 OBJECTS := $(C_FILES:%.c=$(O)/%.o) $(CU_FILES:%.cu=$(O)/%.cu.o)
 PROGRAMS := units layer bench
+BENCH := bench bench_cpu bench_ffn bench_report
 HEADERS := $(wildcard lib/*/*.h lib/backend/*/*.h lib/backend/cuda/gemm/*.h lib/backend/cuda/gemm/*.cuh tests/gpu/*.h)
 
 all: $(PROGRAMS:%=$(O)/%) $(O)/engine_cuda.so
@@ -43,7 +44,10 @@ $(O)/engine.a: $(OBJECTS)
 	ar rcs $@ $(OBJECTS)
 $(O)/engine_cuda.so: $(OBJECTS)
 	$(CC) -shared -Wl,-z,defs -Wl,--exclude-libs,ALL -o $@ $(OBJECTS) $(LIBS)
-$(PROGRAMS:%=$(O)/%): $(O)/%: $(O)/tests/gpu/%.o $(O)/engine.a
+$(O)/units $(O)/layer: $(O)/%: $(O)/tests/gpu/%.o $(O)/engine.a
 	$(CC) -pthread -o $@ $< $(O)/engine.a $(LIBS)
+# Its operations are timed on their way: see bench_cpu.c.
+$(O)/bench: $(BENCH:%=$(O)/tests/gpu/%.o) $(O)/engine.a
+	$(CC) -pthread -Wl,--wrap=epo_backend_get -o $@ $^ $(LIBS)
 .PHONY: all
 .SECONDARY:
