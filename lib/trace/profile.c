@@ -33,6 +33,16 @@ typedef struct name_entry {
     uint64_t count;
 } name_entry;
 
+/* Where entries of a list stand, by hash: open addressing, at most half full. */
+typedef struct place {
+    uint32_t index, hash; /* index + 1; 0: free */
+} place;
+
+typedef struct table {
+    place *place;
+    size_t count, used; /* count: a power of two */
+} table;
+
 struct epo_profile {
     epo_profile_options options;
     epo_profile_facts facts;
@@ -41,13 +51,11 @@ struct epo_profile {
     size_t unit_room;
     stream *streams;
     size_t stream_count, stream_room;
-    uint32_t *stream_slots; /* index + 1 */
-    size_t stream_slot_count;
+    table stream_table;
     uint32_t last_stream; /* index + 1: kernels come in rows of one stream */
     name_entry *names;
     size_t name_count, name_room;
-    uint32_t *name_slots;
-    size_t name_slot_count;
+    table name_table;
 };
 
 static uint64_t mix(uint64_t hash, uint64_t value) {
@@ -57,6 +65,38 @@ static uint64_t mix(uint64_t hash, uint64_t value) {
 
 static epo_status no_memory(void) { return epo_fail(EPO_E_NOMEM, "profile: no memory"); }
 
+static place *table_begin(const table *t, uint64_t hash) {
+    return &t->place[hash & (t->count - 1)];
+}
+
+static place *table_next(const table *t, const place *at) {
+    return &t->place[(size_t)(at - t->place + 1) & (t->count - 1)];
+}
+
+static epo_status table_grow(table *t) {
+    table larger = {.count = t->count == 0 ? 64 : t->count * 2, .used = t->used};
+    larger.place = calloc(larger.count, sizeof *larger.place);
+    if (larger.place == NULL)
+        return no_memory();
+    for (size_t i = 0; i < t->count; i++) {
+        if (t->place[i].index == 0)
+            continue;
+        place *at = table_begin(&larger, t->place[i].hash);
+        while (at->index != 0)
+            at = table_next(&larger, at);
+        *at = t->place[i];
+    }
+    free(t->place);
+    *t = larger;
+    return EPO_OK;
+}
+
+/* A new entry, at the free place that the search for it ended at. */
+static epo_status table_add(table *t, place *at, uint64_t hash, size_t index) {
+    *at = (place){.index = (uint32_t)index + 1, .hash = (uint32_t)hash};
+    return ++t->used > t->count / 2 ? table_grow(t) : EPO_OK;
+}
+
 epo_status epo_profile_create(const epo_profile_options *options, epo_profile_kind kind,
                               epo_profile **out) {
     epo_profile *p = calloc(1, sizeof *p);
@@ -64,11 +104,9 @@ epo_status epo_profile_create(const epo_profile_options *options, epo_profile_ki
         return no_memory();
     p->options = *options;
     p->facts.kind = kind;
-    p->stream_slot_count = (size_t)STREAMS_MAX * 2;
-    p->name_slot_count = (size_t)EPO_PROFILE_NAMES_MAX * 2;
-    p->stream_slots = calloc(p->stream_slot_count, sizeof *p->stream_slots);
-    p->name_slots = calloc(p->name_slot_count, sizeof *p->name_slots);
-    epo_status status = p->stream_slots == NULL || p->name_slots == NULL ? no_memory() : EPO_OK;
+    epo_status status = table_grow(&p->stream_table);
+    if (status == EPO_OK)
+        status = table_grow(&p->name_table);
     if (status == EPO_OK)
         status = epo_span_pool_create(options->budget == 0 ? EPO_SPAN_BUDGET : options->budget,
                                       &p->pool);
@@ -90,9 +128,9 @@ void epo_profile_destroy(epo_profile *p) {
         free(p->names[i].text);
     free(p->units);
     free(p->streams);
-    free(p->stream_slots);
+    free(p->stream_table.place);
     free(p->names);
-    free(p->name_slots);
+    free(p->name_table.place);
     free(p);
 }
 
@@ -147,14 +185,14 @@ static epo_status find_stream(epo_profile *p, int64_t process, int64_t device, i
         return EPO_OK;
     }
     uint64_t hash = mix(mix(mix(0, (uint64_t)process), (uint64_t)device), (uint64_t)id);
-    size_t slot = hash & (p->stream_slot_count - 1);
-    while (p->stream_slots[slot] != 0) {
-        if (is_stream(&p->streams[p->stream_slots[slot] - 1], process, device, id)) {
-            p->last_stream = p->stream_slots[slot];
+    place *at = table_begin(&p->stream_table, hash);
+    while (at->index != 0) {
+        if (is_stream(&p->streams[at->index - 1], process, device, id)) {
+            p->last_stream = at->index;
             *out = &p->streams[p->last_stream - 1];
             return EPO_OK;
         }
-        slot = (slot + 1) & (p->stream_slot_count - 1);
+        at = table_next(&p->stream_table, at);
     }
     if (p->stream_count == STREAMS_MAX)
         return epo_fail(EPO_E_OVERFLOW, "profile: more than %d streams", STREAMS_MAX);
@@ -166,22 +204,31 @@ static epo_status find_stream(epo_profile *p, int64_t process, int64_t device, i
         return status;
     p->streams[p->stream_count++] =
         (stream){.process = process, .device = device, .id = id, .unit = u};
-    p->stream_slots[slot] = p->last_stream = (uint32_t)p->stream_count;
+    p->last_stream = (uint32_t)p->stream_count;
     *out = &p->streams[p->stream_count - 1];
-    return EPO_OK;
+    return table_add(&p->stream_table, at, hash, p->stream_count - 1);
+}
+
+static uint64_t hash_of(const char *text, size_t length) {
+    uint64_t hash = length, word;
+    for (; length >= sizeof word; text += sizeof word, length -= sizeof word) {
+        memcpy(&word, text, sizeof word);
+        hash = mix(hash, word);
+    }
+    word = 0;
+    memcpy(&word, text, length);
+    return mix(hash, word);
 }
 
 epo_status epo_profile_intern(epo_profile *p, const char *name, uint32_t *handle) {
-    uint64_t hash = 0;
     size_t length = strlen(name);
-    for (size_t i = 0; i < length; i++)
-        hash = (hash ^ (unsigned char)name[i]) * 1099511628211u;
-    size_t slot = mix(0, hash) & (p->name_slot_count - 1);
+    uint64_t hash = hash_of(name, length);
+    place *at = table_begin(&p->name_table, hash);
     size_t kept = length < NAME_MAX_ ? length : NAME_MAX_;
-    for (; p->name_slots[slot] != 0; slot = (slot + 1) & (p->name_slot_count - 1)) {
-        const char *text = p->names[p->name_slots[slot] - 1].text;
+    for (; at->index != 0; at = table_next(&p->name_table, at)) {
+        const char *text = p->names[at->index - 1].text;
         if (strncmp(text, name, kept) == 0 && text[kept] == '\0') {
-            *handle = p->name_slots[slot];
+            *handle = at->index;
             return EPO_OK;
         }
     }
@@ -197,8 +244,8 @@ epo_status epo_profile_intern(epo_profile *p, const char *name, uint32_t *handle
     if (made.text == NULL)
         return no_memory();
     p->names[p->name_count++] = made;
-    p->name_slots[slot] = *handle = (uint32_t)p->name_count;
-    return EPO_OK;
+    *handle = (uint32_t)p->name_count;
+    return table_add(&p->name_table, at, hash, p->name_count - 1);
 }
 
 static bool is_pipeline_stream(const epo_profile *p, int64_t id) {

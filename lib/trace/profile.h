@@ -23,6 +23,7 @@ typedef struct epo_profile_options {
     const int64_t *pipeline_streams;     /* SendRecv there is pipeline traffic */
     size_t pipeline_stream_count;
     size_t budget; /* spans in memory; 0: EPO_SPAN_BUDGET */
+    bool plain;    /* traces by the JSON parser alone: what the fast way is tested against */
     epo_progress *progress;
     void *progress_context;
 } epo_profile_options;

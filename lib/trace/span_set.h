@@ -14,7 +14,7 @@
 #include <stdbool.h>
 
 #define EPO_SPAN_SETS_MAX 65536
-#define EPO_SPAN_BUDGET ((size_t)8 << 20) /* spans: 128 MiB */
+#define EPO_SPAN_BUDGET ((size_t)2 << 20) /* spans: 32 MiB */
 
 typedef struct epo_span_pool epo_span_pool;
 typedef struct epo_span_set epo_span_set;

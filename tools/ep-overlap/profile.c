@@ -22,7 +22,7 @@ static const char help[] =
     "                        gemm, attention, permute, other, copy; the first match wins\n"
     "  --pipeline-stream N   ncclDevKernel_SendRecv on this stream is pipeline traffic\n"
     "  --names               list kernels by class\n"
-    "  --memory MIB          for intervals, before a temporary file is used (128)\n"
+    "  --memory MIB          for intervals, before a temporary file is used (32)\n"
     "  --json                for programs\n\n"
     "examples:\n"
     "  ep-overlap profile baseline.sqlite overlap.sqlite --svg overlap.svg\n"
