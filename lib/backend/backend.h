@@ -100,7 +100,7 @@ typedef struct epo_backend_info {
 typedef struct epo_segment {
     int peer;
     const void *src;      /* local */
-    const int32_t *index; /* NULL or `rows` source rows; >= 0 */
+    const int32_t *index; /* NULL or `rows` source rows; -1: zeros */
     uint64_t dst_offset;  /* bytes into the peer's window */
     uint64_t rows;
     uint32_t row_bytes;
@@ -215,11 +215,17 @@ typedef struct epo_routes {
     const int64_t *experts; /* [tokens][top_k] */
     int tokens, top_k;
     int experts_all, ranks; /* E, R */
+    /* As epo_route_drop; EPO_ROUTE_UNLIMITED: nothing is dropped. */
+    uint64_t capacity;
+    bool by_weight;
+    const float *weights; /* [tokens][top_k]; NULL: all 1.0 */
+    uint64_t fill;        /* send rows, where some are padding (no slot's); else 0 */
 } epo_routes;
-/* What route_count tells the CPU, as epo_route_check and epo_route_count do. */
+/* What route_count tells the CPU, as epo_route_check, _drop and _count do. */
 typedef struct epo_route_counts {
-    uint32_t *expert_rows, *rank_rows; /* [E], [R] */
-    uint64_t bad;                      /* first slot out of range; tokens * top_k: none */
+    uint32_t *expert_rows, *rank_rows; /* [E], [R]; of what was not dropped */
+    uint64_t dropped;
+    uint64_t bad; /* first slot out of range; tokens * top_k: none */
     int64_t bad_value;
 } epo_route_counts;
 
@@ -310,8 +316,9 @@ typedef struct epo_backend_ops {
                        const epo_deps *deps);
     /* Routing without the CPU; all three or none (NULL).  route_count: complete on
      * return, after what the queue holds.  route_send: the maps of epo_route_send for
-     * the routing counted last; expert_first is ordinary memory, read before the call
-     * returns.  route_pad: as epo_route_pad, first and count for the CPU. */
+     * the routing counted last, -1 in token and slot where `fill` says so; expert_first
+     * is ordinary memory, read before the call returns.  route_pad: as epo_route_pad, first and
+     * count for the CPU. */
     epo_status (*route_count)(epo_queue *q, const epo_routes *routes, epo_route_counts *out);
     epo_status (*route_send)(epo_queue *q, const epo_routes *routes, const uint64_t *expert_first,
                              int32_t *token, int32_t *slot, int32_t *row, const epo_deps *deps);

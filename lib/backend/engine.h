@@ -67,6 +67,7 @@ typedef struct epo_engine {
     void (*plan_release)(epo_plan *plan);
     epo_status (*plan_rows)(const epo_plan *plan, uint64_t *rows);
     epo_status (*plan_experts)(const epo_plan *plan, uint64_t *first, uint64_t *count);
+    epo_status (*plan_query)(const epo_plan *plan, epo_plan_info *info);
     epo_status (*dispatch)(epo_plan *plan, const void *x, void *rows, float *row_weights,
                            epo_stream stream);
     epo_status (*combine)(epo_plan *plan, const void *rows, void *y, const float *row_dweights,

@@ -14,7 +14,9 @@
 #ifndef EPO_BACKEND_ROUTE_H
 #define EPO_BACKEND_ROUTE_H
 
+#include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 #define EPO_ROUTE_MAX_TOP_K 32
 
@@ -41,6 +43,27 @@ uint64_t epo_route_check(const epo_route_shape *s, const int64_t *experts, int t
  * least one expert of the rank. */
 void epo_route_count(const epo_route_shape *s, const int32_t *experts, int tokens,
                      uint32_t *expert_rows, uint32_t *rank_rows);
+
+/* At most `capacity` slots stay with each expert; the others become -1.  by_weight:
+ * those with the largest weights[T][K] stay (NULL: all 1.0), equal ones in the order
+ * (token, slot); else the first in that order.  A NaN counts as its bits.  Returns the
+ * number of slots that were dropped. */
+#define EPO_ROUTE_UNLIMITED UINT64_MAX
+typedef struct epo_route_rival {
+    uint32_t key;
+    int32_t flat;
+} epo_route_rival;
+uint64_t epo_route_drop(const epo_route_shape *s, int32_t *experts, const float *weights,
+                        int tokens, uint64_t capacity, bool by_weight,
+                        uint32_t *rows /* [E] scratch */,
+                        epo_route_rival *rivals /* [T*K] scratch, by_weight only */);
+/* The order of weights as unsigned numbers; -0 is 0. */
+static inline uint32_t epo_route_weight_key(float weight) {
+    uint32_t bits;
+    weight += 0.0F;
+    memcpy(&bits, &weight, sizeof bits);
+    return bits >> 31 != 0 ? ~bits : bits | UINT32_C(1) << 31;
+}
 
 /* counts[R][E], row r what epo_route_count gave on rank r. */
 
@@ -101,6 +124,9 @@ void epo_route_flex_make_send(const epo_route_shape *s, const int32_t *experts, 
  * whose experts do not add up to `count`. */
 typedef struct epo_route_flex_recv {
     const uint64_t *first, *count; /* layout of this rank */
+    /* [R]: the rows that each source has in every expert's part, whether they come or
+     * not (those that do not are as alignment); NULL: as many as come. */
+    const uint64_t *block;
     uint64_t rows;
     uint32_t *first_of, *last_of;
     int32_t *expand, *weight, *back;

@@ -152,14 +152,15 @@ uint64_t epo_route_flex_make_recv(const epo_route_shape *s, const int32_t *meta_
                                   epo_route_flex_recv *out) {
     size_t n = (size_t)s->chunks, local = (size_t)epo_route_local(s), width = (size_t)s->top_k;
     uint64_t *next = cursor, *window = cursor + local, *back = window + (size_t)s->ranks * n;
-    uint64_t m = 0, bad = count_meta(s, meta_expert, source_rows, out);
+    uint64_t m = 0, end = 0, bad = count_meta(s, meta_expert, source_rows, out);
     if (bad != 0)
         return bad;
     recv_starts(s, source_rows, window, back, out);
     memcpy(next, out->first, local * sizeof *next);
     for (uint64_t i = 0; i < out->rows; i++)
         out->expand[i] = out->weight[i] = -1;
-    for (size_t r = 0; r < (size_t)s->ranks; r++)
+    for (size_t r = 0; r < (size_t)s->ranks; r++) {
+        end += out->block != NULL ? out->block[r] : 0;
         for (uint32_t i = 0; i < source_rows[r]; i++, m++) {
             int first, last;
             const int32_t *e = meta_expert + m * width;
@@ -170,13 +171,17 @@ uint64_t epo_route_flex_make_recv(const epo_route_shape *s, const int32_t *meta_
                 if (e[k] < 0)
                     continue;
                 uint64_t row = next[e[k]]++;
-                if (row >= out->first[e[k]] + out->count[e[k]])
+                uint64_t limit = out->block != NULL ? end : out->count[e[k]];
+                if (row >= out->first[e[k]] + limit)
                     return m + 1;
                 out->expand[row] = (int32_t)from;
                 out->weight[row] = (int32_t)(m * width + k);
                 out->back[to * width + k] = (int32_t)row;
             }
         }
+        for (size_t e = 0; e < local && out->block != NULL; e++)
+            next[e] = out->first[e] + end;
+    }
     for (size_t e = 0; e < local; e++)
         if (next[e] != out->first[e] + out->count[e])
             return m + 1;

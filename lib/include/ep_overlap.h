@@ -84,6 +84,12 @@ typedef enum epo_dispatcher {
     EPO_DISPATCH_ALLTOALL = 0, /* one copy per token and expert */
     EPO_DISPATCH_FLEX = 1      /* one copy per token and destination rank */
 } epo_dispatcher;
+/* What happens to the rows of an expert beyond its capacity (epo_buffer_config). */
+typedef enum epo_overflow {
+    EPO_OVERFLOW_ERROR = 0,        /* EPO_E_OVERFLOW on every rank, naming rank and expert */
+    EPO_OVERFLOW_DROP_WEIGHT = 1,  /* the largest router weights stay; equal ones in order */
+    EPO_OVERFLOW_DROP_POSITION = 2 /* the first in the order (token, slot) stay */
+} epo_overflow;
 typedef enum epo_engine_kind {
     EPO_ENGINE_AUTO = 0, /* CUDA if the process has a GPU and the engine, else host */
     EPO_ENGINE_HOST = 1,
@@ -201,9 +207,22 @@ typedef struct epo_buffer_config {
     int align_rows;    /* each expert starts at a multiple of this; 0: 16 */
     uint64_t max_rows; /* expert-major rows that this rank can hold;
                         * 0: the worst case, so nothing can overflow */
+    /* Capacity: how many rows one rank may send to one expert.  Each rank judges its
+     * own tokens, so what is dropped depends on its routing alone, as in Megatron:
+     * capacity = ceil(T*K/E * capacity_factor), with T and K of the routing.  The same
+     * on every rank. */
+    double capacity_factor; /* 0: no capacity; every plan has its exact size */
+    int capacity;           /* 0 or more: this many rows, whatever T; -1: by the factor */
+    epo_overflow overflow;  /* used with a capacity only */
+    int pad_to_capacity;    /* not 0: each expert has exactly `capacity` rows from every
+                             * rank, the missing ones zero with router weight 0, so that
+                             * sizes and places do not depend on the routing */
 } epo_buffer_config;
 #define EPO_BUFFER_CONFIG_INIT                                                                     \
-    { sizeof(epo_buffer_config), 0, 0, 0, 0, EPO_F32, EPO_DISPATCH_DEFAULT, 0, 0, 0 }
+    {                                                                                              \
+        sizeof(epo_buffer_config), 0, 0, 0, 0, EPO_F32, EPO_DISPATCH_DEFAULT, 0, 0, 0, 0.0, -1,    \
+            EPO_OVERFLOW_ERROR, 0                                                                  \
+    }
 
 /* Bytes that epo_buffer_create will take on this rank; allocates nothing. */
 EPO_API epo_status epo_buffer_bytes(const epo_group *group, const epo_buffer_config *config,
@@ -236,8 +255,20 @@ EPO_API void epo_plan_release(epo_plan *plan); /* NULL is accepted */
 /* Expert-major rows on this rank, alignment included. */
 EPO_API epo_status epo_plan_rows(const epo_plan *plan, uint64_t *rows);
 /* For each local expert its first row and its number of rows (without the
- * alignment); arrays of El, either may be NULL. */
+ * alignment, with what pads it to its capacity); arrays of El, either may be NULL. */
 EPO_API epo_status epo_plan_experts(const epo_plan *plan, uint64_t *first, uint64_t *count);
+
+typedef struct epo_plan_info {
+    size_t size;
+    int tokens, top_k;
+    uint64_t rows;     /* as epo_plan_rows */
+    uint64_t capacity; /* rows that this rank may send to one expert; UINT64_MAX: any */
+    uint64_t dropped;  /* slots of this rank that were dropped: they add nothing to y, and
+                        * their dweights are 0 */
+    uint64_t pad_rows; /* of this rank's expert-major rows, those that only fill up to the
+                        * capacity */
+} epo_plan_info;
+EPO_API epo_status epo_plan_query(const epo_plan *plan, epo_plan_info *info);
 
 /* [collective]  Token rows to expert-major rows.
  * x [T][H] -> rows [plan rows][H]; row_weights [plan rows] fp32 receives the
@@ -311,7 +342,10 @@ typedef struct epo_stats {
     uint64_t wgrad_hidden;   /* of those, done while communication was exposed */
     uint64_t memory_bytes;   /* held now by the group and what was made from it */
     uint64_t memory_peak;
-    double call_s; /* wall time inside forward and backward */
+    double call_s;          /* wall time inside forward and backward */
+    uint64_t dropped_slots; /* of all plans of this rank: see epo_overflow */
+    uint64_t padding_bytes; /* of dispatch_bytes and combine_bytes, what filled up to the
+                             * capacity */
 } epo_stats;
 /* Sums since the group was made or last reset; `reset` != 0 starts anew. */
 EPO_API epo_status epo_group_stats(epo_group *group, epo_stats *stats, int reset);

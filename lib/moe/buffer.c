@@ -29,13 +29,16 @@ static uint64_t flags(window_layout *w, const epo_buffer *b, int sets) {
 }
 
 /* Everything peers write lies in one window.  alltoall: rows arrive expert-major
- * and return to their place in the sending order.  flex: one row a (token, rank),
+ * and return to their place in the sending order (padding too).  flex: one row a (token, rank),
  * at most max_tokens from each rank; at most min(R, K) come back a token. */
 static bool lay_out(epo_buffer *b, uint64_t max_rows) {
+    uint64_t full = moe_capacity_of(b, b->max_tokens, b->top_k);
     uint64_t ranks = (uint64_t)b->group->ranks, k = (uint64_t)b->top_k;
     uint64_t tokens = (uint64_t)b->max_tokens, wide = ranks < k ? ranks : k;
     bool flex = b->dispatcher == EPO_DISPATCH_FLEX;
     uint64_t in = flex ? ranks * tokens : max_rows, back = tokens * (flex ? wide : k);
+    if (b->pad && !flex)
+        back = (uint64_t)b->experts * full;
     window_layout w = {0, false};
     b->counts_arrive = flags(&w, b, 1);
     b->meta_arrive = flags(&w, b, 1);
@@ -53,15 +56,27 @@ static bool lay_out(epo_buffer *b, uint64_t max_rows) {
     return !w.failed;
 }
 
+/* With a capacity, each expert's part is bounded. */
+static uint64_t capacity_rows(const epo_buffer *b) {
+    uint64_t rows = moe_capacity_of(b, b->max_tokens, b->top_k), up;
+    if (rows == EPO_ROUTE_UNLIMITED || rows > INT32_MAX / (uint64_t)b->experts ||
+        !epo_size_align(rows * (uint64_t)b->group->ranks, (uint64_t)b->align, &up) ||
+        up > INT32_MAX / (uint64_t)b->local)
+        return 0;
+    return up * (uint64_t)b->local;
+}
+
 /* The most expert-major rows that can arrive; 0: more than an int32 can number. */
 static uint64_t worst_rows(const epo_buffer *b) {
-    uint64_t rows, up, align = (uint64_t)b->align;
+    uint64_t rows, up, align = (uint64_t)b->align, bounded = capacity_rows(b);
+    if (b->pad)
+        return bounded;
     if (!epo_size_mul((uint64_t)b->max_tokens, (uint64_t)b->top_k, &rows) ||
         !epo_size_mul(rows, (uint64_t)b->group->ranks, &rows) ||
         !epo_size_add(rows, (uint64_t)b->local * (align - 1), &rows) ||
         !epo_size_align(rows, align, &up) || up > INT32_MAX)
-        return 0;
-    return up;
+        return bounded;
+    return bounded > 0 && bounded < up ? bounded : up;
 }
 
 static epo_status check_numbers(const epo_group *g, const epo_buffer_config *c) {
@@ -120,14 +135,18 @@ static epo_status configure(const epo_group *g, const epo_buffer_config *given, 
     b->type = c.type;
     b->dispatcher = c.dispatcher != EPO_DISPATCH_DEFAULT ? c.dispatcher : g->dispatcher;
     b->row_bytes = (uint64_t)c.hidden * moe_type_size(c.type);
+    status = moe_capacity_set(b, &c);
+    if (status != EPO_OK)
+        return status;
     b->chunks = choose_chunks(g, c.chunks, b);
     b->counts_bytes = moe_plan_record_bytes(c.experts, g->ranks);
     uint64_t worst = worst_rows(b);
-    if (worst == 0)
+    if (worst == 0 && moe_capacity_of(b, c.max_tokens, c.top_k) != 0)
         return epo_fail(EPO_E_ARG,
-                        "buffer: %d tokens x %d slots x %d ranks are more rows than %d; lower "
-                        "max_tokens",
-                        c.max_tokens, c.top_k, g->ranks, INT32_MAX);
+                        "buffer: %d tokens x %d slots x %d ranks%s are more rows than %d; lower "
+                        "max_tokens%s",
+                        c.max_tokens, c.top_k, g->ranks, b->pad ? ", padded," : "", INT32_MAX,
+                        b->pad ? " or the capacity" : "");
     *max_rows = c.max_rows > 0 && c.max_rows < worst ? c.max_rows : worst;
     if (!lay_out(b, *max_rows))
         return epo_fail(EPO_E_NOMEM, "buffer: its window needs more than 2^64 bytes");
@@ -149,7 +168,9 @@ epo_status moe_buffer_bytes(const epo_group *group, const epo_buffer_config *con
 /* What must be the same on every rank, and the rows that each rank can hold. */
 typedef struct buffer_digest {
     uint64_t max_rows;
+    double capacity_factor;
     int32_t status, experts, hidden, top_k, max_tokens, chunks, align, type, dispatcher;
+    int32_t capacity, overflow, pad, unused;
 } buffer_digest;
 
 static buffer_digest digest_of(const epo_buffer *b, uint64_t max_rows) {
@@ -164,6 +185,10 @@ static buffer_digest digest_of(const epo_buffer *b, uint64_t max_rows) {
     d.align = b->align;
     d.type = (int32_t)b->type;
     d.dispatcher = (int32_t)b->dispatcher;
+    d.capacity_factor = b->capacity_factor;
+    d.capacity = b->capacity;
+    d.overflow = (int32_t)b->overflow;
+    d.pad = b->pad;
     return d;
 }
 
@@ -172,16 +197,28 @@ static epo_status disagree(const buffer_digest *a, const buffer_digest *b, int r
         const char *name;
         int32_t first, other;
     } f[] = {
-        {"experts", a->experts, b->experts}, {"hidden", a->hidden, b->hidden},
-        {"top_k", a->top_k, b->top_k},       {"max_tokens", a->max_tokens, b->max_tokens},
-        {"chunks", a->chunks, b->chunks},    {"align_rows", a->align, b->align},
-        {"type", a->type, b->type},          {"dispatcher", a->dispatcher, b->dispatcher},
+        {"experts", a->experts, b->experts},
+        {"hidden", a->hidden, b->hidden},
+        {"top_k", a->top_k, b->top_k},
+        {"max_tokens", a->max_tokens, b->max_tokens},
+        {"chunks", a->chunks, b->chunks},
+        {"align_rows", a->align, b->align},
+        {"type", a->type, b->type},
+        {"dispatcher", a->dispatcher, b->dispatcher},
+        {"capacity", a->capacity, b->capacity},
+        {"overflow", a->overflow, b->overflow},
+        {"pad_to_capacity", a->pad, b->pad},
     };
     for (size_t i = 0; i < sizeof f / sizeof *f; i++)
         if (f[i].first != f[i].other)
             return epo_fail(EPO_E_PEER,
                             "buffer: %s is %d on rank 0 and %d on rank %d; give all ranks the same",
                             f[i].name, f[i].first, f[i].other, rank);
+    if (memcmp(&a->capacity_factor, &b->capacity_factor, sizeof a->capacity_factor) != 0)
+        return epo_fail(EPO_E_PEER,
+                        "buffer: capacity_factor is %g on rank 0 and %g on rank %d; give all ranks "
+                        "the same",
+                        a->capacity_factor, b->capacity_factor, rank);
     return EPO_OK;
 }
 

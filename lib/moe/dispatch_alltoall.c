@@ -149,7 +149,7 @@ static epo_status map_on_device(const moe_making *m, const alltoall_places *plac
     epo_plan *p = m->plan;
     epo_group *g = p->buffer->group;
     const epo_routing *r = m->routing;
-    epo_routes routes = {r->experts, r->tokens, r->top_k, m->shape.experts, m->shape.ranks};
+    epo_routes routes = moe_plan_routes(p->buffer, r);
     epo_deps send = moe_deps("route send", EPO_INTERVAL_LOCAL, -1);
     epo_deps pad = moe_deps("route pad", EPO_INTERVAL_LOCAL, -1);
     epo_status status = moe_arena_publish(g, &p->arena, 0, at->token);
@@ -164,7 +164,7 @@ static epo_status map_on_device(const moe_making *m, const alltoall_places *plac
     return status;
 }
 
-static epo_status make_maps(const moe_making *m, const alltoall_places *places,
+static epo_status make_maps(const moe_making *m, const alltoall_places *places, uint64_t sent,
                             const alltoall_maps *at) {
     const epo_route_shape *s = &m->shape;
     epo_plan *p = m->plan;
@@ -176,6 +176,10 @@ static epo_status make_maps(const moe_making *m, const alltoall_places *places,
     }
     if (moe_plan_on_device(p->buffer))
         return map_on_device(m, places, at);
+    for (uint64_t i = 0; i < sent && m->capacity != NULL; i++) { /* padding: no slot's */
+        ((int32_t *)moe_arena_cpu(&p->arena, at->token))[i] = -1;
+        ((int32_t *)moe_arena_cpu(&p->arena, at->slot))[i] = -1;
+    }
     epo_route_send(s, m->experts, p->tokens, places->send_first, places->cursor,
                    moe_arena_cpu(&p->arena, at->token), moe_arena_cpu(&p->arena, at->slot),
                    moe_arena_cpu(&p->arena, at->row));
@@ -207,7 +211,7 @@ epo_status moe_alltoall_make(moe_making *m) {
         const int32_t *token = moe_arena_op(&p->arena, at.token);
         name_maps(p, &at);
         make_lanes(m, &places, token, mine);
-        status = make_maps(m, &places, &at);
+        status = make_maps(m, &places, sent, &at);
         if (status == EPO_OK)
             status = exchange_weights(m, moe_arena_op(&p->arena, at.slot), token);
     }

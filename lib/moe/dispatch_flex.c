@@ -159,6 +159,7 @@ static epo_status make_recv(const moe_making *m, const flex_scratch *f, const fl
     epo_route_flex_recv in = {
         .first = p->first,
         .count = p->count,
+        .block = m->capacity,
         .rows = p->rows,
         .first_of = f->recv_first,
         .last_of = f->recv_last,

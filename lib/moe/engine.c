@@ -31,6 +31,7 @@ const epo_engine moe_engine = {
     .plan_release = moe_plan_release,
     .plan_rows = moe_plan_rows,
     .plan_experts = moe_plan_experts,
+    .plan_query = moe_plan_query,
     .dispatch = moe_dispatch,
     .combine = moe_combine,
     .layer_create = moe_layer_create,

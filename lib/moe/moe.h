@@ -7,6 +7,7 @@
  *   group.c     ranks, queues, events; broken or not
  *   pool.c      memory that is kept between passes
  *   buffer.c    one window and what lies where in it
+ *   capacity.c  what an expert can take of each rank, and what is dropped
  *   plan.c      counts exchanged, errors agreed; dispatch_*.c make the maps
  *   pipeline.c  the pass: dispatch, expand, return, finish
  *   experts.c   the GEMMs of a pass, forward and backward
@@ -155,6 +156,10 @@ struct epo_buffer {
     int experts, local, hidden, top_k, max_tokens, chunks, align;
     epo_dtype type;
     epo_dispatcher dispatcher;
+    double capacity_factor;
+    int capacity; /* -1: by the factor */
+    epo_overflow overflow;
+    bool pad; /* to the capacity */
     uint64_t row_bytes;
     uint64_t *max_rows; /* [ranks] */
     epo_window *window;
@@ -176,6 +181,30 @@ static inline epo_route_shape moe_buffer_shape(const epo_buffer *b, int top_k) {
 /* Wait until words [0, ranks) at `offset` of the own window reach `epoch`. */
 epo_ready moe_buffer_flag(const epo_buffer *buffer, uint64_t offset, uint64_t epoch,
                           const char *what, int chunk);
+
+/* ---- capacity.c -------------------------------------------------------- */
+
+/* Takes the caller's capacity over, checked. */
+epo_status moe_capacity_set(epo_buffer *b, const epo_buffer_config *c);
+/* Rows that a rank with such a routing may send to one expert, or EPO_ROUTE_UNLIMITED. */
+uint64_t moe_capacity_of(const epo_buffer *b, int tokens, int top_k);
+/* Are slots beyond the capacity dropped? */
+static inline bool moe_capacity_drops(const epo_buffer *b) {
+    return b->overflow != EPO_OVERFLOW_ERROR && moe_capacity_of(b, 0, 1) != EPO_ROUTE_UNLIMITED;
+}
+/* On the CPU: experts[T][K] after it hold -1 where a slot was dropped. */
+epo_status moe_capacity_drop(const epo_buffer *b, const epo_routing *r, int32_t *experts,
+                             uint64_t *dropped);
+/* EPO_E_OVERFLOW, naming the first expert with more than this rank may send. */
+epo_status moe_capacity_check(const epo_buffer *b, const epo_routing *r, const uint32_t *rows);
+
+/* Rows that fill up to the capacity: among this rank's own, and what it sends to other
+ * ranks, out and back. */
+typedef struct moe_padding {
+    uint64_t rows, out, back;
+} moe_padding;
+/* counts[R][E] become the capacities of each rank; tells what that adds. */
+moe_padding moe_capacity_pad(const epo_buffer *b, const uint64_t *capacity, uint32_t *counts);
 
 /* ---- plan.c, dispatch_*.c --------------------------------------------- */
 
@@ -200,7 +229,8 @@ struct epo_plan {
     int refs;
     int tokens, top_k, chunks;
     uint64_t number; /* among the buffer's plans: the same on all ranks */
-    uint64_t rows;
+    uint64_t rows, dropped;
+    moe_padding padding;
     uint64_t *first, *count;             /* [El], for the CPU */
     const uint64_t *op_first, *op_count; /* the same, for operations */
     moe_lane dispatch, combine;
@@ -229,12 +259,15 @@ typedef struct moe_making {
     const int32_t *experts;    /* [T][K] */
     const uint32_t *counts;    /* [R][E] */
     const uint32_t *rank_rows; /* [R][R]: rows of source s for destination d at [s][d] */
+    const uint64_t *capacity;  /* [R], where plans are padded to it; else NULL */
     const float *weights;      /* [T*K], operation memory */
     const epo_routing *routing;
 } moe_making;
 /* Counted and mapped by the backend: `experts` is not there for the CPU, and the CPU
  * waits for the count alone. */
 bool moe_plan_on_device(const epo_buffer *b);
+/* The routing as operations read it. */
+epo_routes moe_plan_routes(const epo_buffer *b, const epo_routing *r);
 epo_status moe_alltoall_make(moe_making *m);
 epo_status moe_flex_make(moe_making *m);
 
@@ -393,6 +426,7 @@ void moe_plan_retain(epo_plan *plan);
 void moe_plan_release(epo_plan *plan);
 epo_status moe_plan_rows(const epo_plan *plan, uint64_t *rows);
 epo_status moe_plan_experts(const epo_plan *plan, uint64_t *first, uint64_t *count);
+epo_status moe_plan_query(const epo_plan *plan, epo_plan_info *info);
 epo_status moe_dispatch(epo_plan *plan, const void *x, void *rows, float *row_weights,
                         epo_stream stream);
 epo_status moe_combine(epo_plan *plan, const void *rows, void *y, const float *row_dweights,

@@ -131,6 +131,8 @@ void moe_pass_dispatch(moe_pass *p, const void *src) {
     if (p->status != EPO_OK)
         return;
     slot->use++;
+    if (p->plan->back == NULL) /* flex sends no padding */
+        g->stats.padding_bytes += p->plan->padding.out * p->buffer->row_bytes;
     for (int i = 0; i < p->chunks && p->status == EPO_OK; i++) {
         epo_exchange x = load_lane(p, &p->plan->dispatch, i, &c);
         epo_deps deps = moe_deps("dispatch", EPO_INTERVAL_COMM, i);
@@ -267,6 +269,7 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
     if (!g->overlap)
         moe_deps_wait(&deps, epo_ready_event(g->fill_done));
     if (chunk == 0) {
+        g->stats.padding_bytes += flex ? 0 : p->plan->padding.back * b->row_bytes;
         slot->use++;
         moe_deps_wait(&deps, moe_buffer_flag(b, slot->credit, slot->use - 1, "combine slot", -1));
     }

@@ -58,7 +58,10 @@ static void carve(moe_carver *c, epo_plan *p) {
 typedef struct making_arrays {
     int32_t *experts;
     uint32_t *counts, *rank_rows;
+    uint64_t *capacity;
     char *records;
+    uint64_t dropped;
+    moe_padding padding;
 } making_arrays;
 
 static void carve_making(moe_carver *c, const epo_buffer *b, uint64_t slots, making_arrays *a) {
@@ -66,6 +69,7 @@ static void carve_making(moe_carver *c, const epo_buffer *b, uint64_t slots, mak
     a->experts = moe_carve(c, slots, sizeof *a->experts);
     a->counts = moe_carve(c, ranks * (uint64_t)b->experts, sizeof *a->counts);
     a->rank_rows = moe_carve(c, ranks * ranks, sizeof *a->rank_rows);
+    a->capacity = moe_carve(c, ranks, sizeof *a->capacity);
     a->records = moe_carve(c, ranks, b->counts_bytes);
 }
 
@@ -134,13 +138,30 @@ bool moe_plan_on_device(const epo_buffer *b) {
     return b->group->ops->route_count != NULL && b->dispatcher == EPO_DISPATCH_ALLTOALL;
 }
 
-static epo_status count_on_device(const epo_buffer *b, const epo_routing *r, uint32_t *rows) {
+epo_routes moe_plan_routes(const epo_buffer *b, const epo_routing *r) {
+    uint64_t capacity = moe_capacity_of(b, r->tokens, r->top_k);
+    return (epo_routes){
+        .experts = r->experts,
+        .tokens = r->tokens,
+        .top_k = r->top_k,
+        .experts_all = b->experts,
+        .ranks = b->group->ranks,
+        .capacity = moe_capacity_drops(b) ? capacity : EPO_ROUTE_UNLIMITED,
+        .by_weight = b->overflow == EPO_OVERFLOW_DROP_WEIGHT,
+        .weights = r->weights,
+        .fill = b->pad ? (uint64_t)b->experts * capacity : 0,
+    };
+}
+
+static epo_status count_on_device(const epo_buffer *b, const epo_routing *r, uint32_t *rows,
+                                  uint64_t *dropped) {
     epo_group *g = b->group;
-    epo_routes routes = {r->experts, r->tokens, r->top_k, b->experts, g->ranks};
+    epo_routes routes = moe_plan_routes(b, r);
     epo_route_counts out = {.expert_rows = rows, .rank_rows = rows + b->experts};
     epo_status status = g->ops->route_count(g->compute, &routes, &out);
     if (status != EPO_OK)
         return say_again(b, status);
+    *dropped = out.dropped;
     uint64_t k = (uint64_t)r->top_k;
     return out.bad == (uint64_t)r->tokens * k
                ? EPO_OK
@@ -149,24 +170,33 @@ static epo_status count_on_device(const epo_buffer *b, const epo_routing *r, uin
                      out.bad % k, out.bad_value, b->experts - 1);
 }
 
-/* expert_rows[E] and rank_rows[R] of this rank; on the CPU also the experts. */
+/* expert_rows[E] and rank_rows[R] of this rank, of what its capacity leaves; on the CPU
+ * also the experts. */
 static epo_status count_routing(const epo_buffer *b, const epo_route_shape *s, const epo_routing *r,
-                                int32_t *experts, uint32_t *rows) {
-    if (moe_plan_on_device(b))
-        return count_on_device(b, r, rows);
-    epo_status status = copy_experts(b, s, r, experts);
-    if (status == EPO_OK)
-        epo_route_count(s, experts, r->tokens, rows, rows + b->experts);
-    return status;
+                                making_arrays *a, uint32_t *rows) {
+    epo_status status;
+    if (moe_plan_on_device(b)) {
+        status = count_on_device(b, r, rows, &a->dropped);
+    } else {
+        status = copy_experts(b, s, r, a->experts);
+        if (status == EPO_OK && moe_capacity_drops(b))
+            status = moe_capacity_drop(b, r, a->experts, &a->dropped);
+        if (status == EPO_OK)
+            epo_route_count(s, a->experts, r->tokens, rows, rows + b->experts);
+    }
+    if (status != EPO_OK)
+        return status;
+    status = moe_capacity_check(b, r, rows);
+    return status == EPO_OK ? EPO_OK : say_again(b, status);
 }
 
 /* This rank's record, complete whatever is wrong. */
 static void write_record(const epo_buffer *b, const epo_route_shape *s, const epo_routing *r,
-                         epo_status status, int32_t *experts, char *record) {
+                         epo_status status, making_arrays *a, char *record) {
     uint32_t *rows = (uint32_t *)(void *)(record + sizeof(record_head));
     memset(record, 0, b->counts_bytes);
     if (status == EPO_OK)
-        status = count_routing(b, s, r, experts, rows);
+        status = count_routing(b, s, r, a, rows);
     record_head head = {.status = (int32_t)status, .tokens = r->tokens, .top_k = r->top_k};
     if (status != EPO_OK)
         snprintf(head.text, sizeof head.text, "%s", epo_fail_text());
@@ -257,7 +287,10 @@ static epo_status judge(const epo_buffer *b, const epo_route_shape *s, making_ar
         memcpy(a->counts + (size_t)r * (size_t)s->experts, rows, (size_t)s->experts * sizeof *rows);
         memcpy(a->rank_rows + (size_t)r * (size_t)s->ranks, rows + s->experts,
                (size_t)s->ranks * sizeof *rows);
+        a->capacity[r] = moe_capacity_of(b, head_of(b, a, r).tokens, k);
     }
+    if (b->pad)
+        a->padding = moe_capacity_pad(b, a->capacity, a->counts);
     for (int r = 0; r < s->ranks; r++) {
         uint64_t need = epo_route_layout(s, a->counts, r, NULL, NULL);
         if (need > b->max_rows[r])
@@ -351,8 +384,17 @@ static epo_status make_maps(epo_plan *p, const epo_routing *r, const epo_route_s
     bool direct = moe_plan_on_device(p->buffer) && r->weights != NULL;
     epo_status status = direct ? EPO_OK : stage_weights(g, r, &weights);
     if (status == EPO_OK) {
-        moe_making m = {
-            p, *s, a->experts, a->counts, a->rank_rows, direct ? r->weights : weights.block.ptr, r};
+        moe_making m = {.plan = p,
+                        .shape = *s,
+                        .experts = a->experts,
+                        .counts = a->counts,
+                        .rank_rows = a->rank_rows,
+                        .capacity = p->buffer->pad ? a->capacity : NULL,
+                        .weights = direct ? r->weights : weights.block.ptr,
+                        .routing = r};
+        p->dropped = a->dropped;
+        p->padding = a->padding;
+        p->buffer->group->stats.dropped_slots += a->dropped;
         p->rows = epo_route_layout(s, a->counts, g->rank, p->first, p->count);
         status =
             p->buffer->dispatcher == EPO_DISPATCH_FLEX ? moe_flex_make(&m) : moe_alltoall_make(&m);
@@ -366,7 +408,7 @@ static epo_status make_maps(epo_plan *p, const epo_routing *r, const epo_route_s
 static epo_status make(epo_buffer *b, const epo_routing *r, epo_status wrong, epo_plan **out) {
     epo_group *g = b->group;
     epo_route_shape s = moe_buffer_shape(b, wrong == EPO_OK ? r->top_k : 1);
-    making_arrays a;
+    making_arrays a = {0};
     moe_carver count = {NULL, 0, false}, real = {NULL, 0, false};
     uint64_t slots = wrong == EPO_OK ? (uint64_t)r->tokens * (uint64_t)r->top_k : 0;
     epo_plan *p = NULL;
@@ -379,7 +421,7 @@ static epo_status make(epo_buffer *b, const epo_routing *r, epo_status wrong, ep
                             : EPO_OK;
     if (status == EPO_OK) {
         carve_making(&real, b, slots, &a);
-        write_record(b, &s, r, wrong, a.experts, mine);
+        write_record(b, &s, r, wrong, &a, mine);
         status = exchange_records(b, mine, a.records);
     }
     bool agreed = status == EPO_OK;
@@ -466,4 +508,19 @@ epo_status moe_plan_experts(const epo_plan *plan, uint64_t *first, uint64_t *cou
     if (count != NULL)
         memcpy(count, plan->count, bytes);
     return EPO_OK;
+}
+
+epo_status moe_plan_query(const epo_plan *plan, epo_plan_info *info) {
+    if (plan == NULL)
+        return epo_fail(EPO_E_ARG, "plan_query: plan is NULL");
+    epo_plan_info all = {
+        .size = sizeof all,
+        .tokens = plan->tokens,
+        .top_k = plan->top_k,
+        .rows = plan->rows,
+        .capacity = moe_capacity_of(plan->buffer, plan->tokens, plan->top_k),
+        .dropped = plan->dropped,
+        .pad_rows = plan->padding.rows,
+    };
+    return moe_output(info, &all, sizeof all, "epo_plan_info");
 }

@@ -230,6 +230,17 @@ epo_status epo_plan_experts(const epo_plan *plan, uint64_t *first, uint64_t *cou
     return CALL(plan, plan_experts, plan, first, count);
 }
 
+epo_status epo_plan_query(const epo_plan *plan, epo_plan_info *info) {
+    epo_plan_info full = {.size = sizeof full};
+    NEED(plan);
+    epo_status status = epo_versioned_check(info, EPO_LEAST(epo_plan_info, rows), "epo_plan_info");
+    if (status == EPO_OK)
+        status = CALL(plan, plan_query, plan, &full);
+    if (status == EPO_OK)
+        epo_versioned_write(info, &full);
+    return status;
+}
+
 /* Row arrays may be NULL where there are no rows; the engine knows how many. */
 epo_status epo_dispatch(epo_plan *plan, const void *x, void *rows, float *row_weights,
                         epo_stream stream) {

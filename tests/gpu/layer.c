@@ -162,6 +162,9 @@ static epo_status state_open(job *j, state *s) {
     bc.top_k = c->top_k;
     bc.max_tokens = c->tokens;
     bc.type = c->type;
+    bc.capacity = c->capacity;
+    bc.overflow = c->overflow;
+    bc.pad_to_capacity = c->pad;
     epo_layer_config lc = EPO_LAYER_CONFIG_INIT;
     lc.experts = c->experts;
     lc.hidden = c->hidden;
@@ -367,7 +370,7 @@ static bool judge_case(const job *j, int first, int count, char *text, size_t si
 static void run_case(job *j, bool threads, int narms) {
     ref_result want[REF_RANKS];
     job all[ARMS];
-    char name[160], text[320] = "a rank ended early";
+    char name[224], limit[64] = "", text[320] = "a rank ended early";
     bool ok = true;
     memset(j->b, 0, sizeof *j->b);
     for (int r = 0; r < j->c.ranks; r++)
@@ -386,10 +389,14 @@ static void run_case(job *j, bool threads, int narms) {
             ok = ok && j->b->rank[r].status == EPO_OK;
     }
     ok = judge_case(j, 0, narms, text, sizeof text) && ok;
-    snprintf(name, sizeof name, "layer %s %s x%d %s, %s, E%d H%d F%d K%d, %d arms",
+    if (j->c.capacity >= 0)
+        snprintf(limit, sizeof limit, ", capacity %d%s by %s", j->c.capacity,
+                 j->c.pad ? " padded" : "",
+                 j->c.overflow == EPO_OVERFLOW_DROP_WEIGHT ? "weight" : "position");
+    snprintf(name, sizeof name, "layer %s %s x%d %s, %s, E%d H%d F%d K%d%s, %d arms",
              j->dispatcher == EPO_DISPATCH_FLEX ? "flex" : "alltoall",
              threads ? "threads" : "processes", j->c.ranks, test_type(j->c.type),
-             ref_routing_name[j->c.routing], j->c.experts, j->c.hidden, j->c.ffn, j->c.top_k,
+             ref_routing_name[j->c.routing], j->c.experts, j->c.hidden, j->c.ffn, j->c.top_k, limit,
              narms);
     test_result(name, ok, text);
     for (int r = 0; r < j->c.ranks; r++)
@@ -400,7 +407,7 @@ static void run_case(job *j, bool threads, int narms) {
 static ref_case random_case(uint64_t seed, int ranks, int i) {
     static const epo_dtype types[] = {EPO_F32, EPO_BF16, EPO_F16};
     const uint64_t r = test_random(seed, (uint64_t)i);
-    ref_case c = {.seed = r, .ranks = ranks, .microbatches = 2};
+    ref_case c = {.seed = r, .ranks = ranks, .microbatches = 2, .capacity = -1};
     c.type = types[i % 3];
     c.wgrad_type = i / 3 % 2 ? c.type : EPO_F32;
     c.routing = (ref_routing)(i % REF_ROUTINGS);
@@ -409,6 +416,11 @@ static ref_case random_case(uint64_t seed, int ranks, int i) {
     c.ffn = i % 4 == 3 ? 10 + (int)((r >> 30) % 30) : 16 * (1 + (int)((r >> 30) % 4));
     c.top_k = 1 + (int)((r >> 40) % (uint64_t)(c.experts < 6 ? c.experts : 6));
     c.tokens = 1 + (int)((r >> 50) % 90);
+    if (i % 5 == 1 || i % 5 == 3) { /* from nothing to more than there is */
+        c.capacity = (int)((r >> 13) % (uint64_t)(2 * c.tokens * c.top_k / c.experts + 2));
+        c.overflow = i % 2 ? EPO_OVERFLOW_DROP_WEIGHT : EPO_OVERFLOW_DROP_POSITION;
+        c.pad = (r >> 12) % 2 != 0;
+    }
     return c;
 }
 

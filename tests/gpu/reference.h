@@ -28,6 +28,9 @@ typedef struct ref_case {
     epo_dtype type, wgrad_type;
     ref_routing routing;
     int microbatches;
+    int capacity; /* -1: none */
+    epo_overflow overflow;
+    bool pad;
 } ref_case;
 
 static inline int ref_tokens(const ref_case *c, int rank) {
@@ -51,10 +54,28 @@ static inline int64_t ref_expert(const ref_case *c, int rank, int mb, int t, int
     }
 }
 
+/* With a capacity, few values: many slots weigh the same. */
 static inline float ref_weight(const ref_case *c, int rank, int mb, int t, int k) {
-    return test_uniform(c->seed ^ 0x3333,
-                        (((uint64_t)mb * 31 + (uint64_t)rank) * 100003 + (uint64_t)t) * 64 +
-                            (uint64_t)k);
+    const float w = test_uniform(
+        c->seed ^ 0x3333,
+        (((uint64_t)mb * 31 + (uint64_t)rank) * 100003 + (uint64_t)t) * 64 + (uint64_t)k);
+    return c->capacity >= 0 ? (float)(int)(w * 4) / 4 : w;
+}
+/* Does the slot stay within its expert's capacity? */
+static inline bool ref_kept(const ref_case *c, int rank, int mb, int t, int k) {
+    const int64_t e = ref_expert(c, rank, mb, t, k);
+    const float w = ref_weight(c, rank, mb, t, k);
+    int better = 0;
+    for (int i = 0; c->capacity >= 0 && i < ref_tokens(c, rank) * c->top_k; i++) {
+        const int t2 = i / c->top_k, k2 = i % c->top_k;
+        const bool earlier = i < t * c->top_k + k;
+        if (ref_expert(c, rank, mb, t2, k2) != e || i == t * c->top_k + k)
+            continue;
+        const float w2 = ref_weight(c, rank, mb, t2, k2);
+        better +=
+            c->overflow == EPO_OVERFLOW_DROP_WEIGHT ? w2 > w || (w2 == w && earlier) : earlier;
+    }
+    return c->capacity < 0 || better < c->capacity;
 }
 /* kind: 0 x, 1 dy. */
 static inline float ref_row(const ref_case *c, int kind, int rank, int mb, int t, int h) {
@@ -145,7 +166,8 @@ static inline ref_result ref_make(const ref_case *c, int me) {
                 for (int t = 0; t < ref_tokens(c, rank); t++) {
                     const bool last = rank == me && mb == c->microbatches - 1;
                     for (int k = 0; k < c->top_k; k++) {
-                        if (ref_expert(c, rank, mb, t, k) != e || (!own && !last))
+                        if (ref_expert(c, rank, mb, t, k) != e || (!own && !last) ||
+                            !ref_kept(c, rank, mb, t, k))
                             continue;
                         for (int i = 0; i < hidden; i++) {
                             s.x[i] = test_round(c->type, ref_row(c, 0, rank, mb, t, i));

@@ -140,6 +140,11 @@ static epo_status plan_rows(const epo_plan *p, uint64_t *rows) {
 static epo_status plan_experts(const epo_plan *p, uint64_t *first, uint64_t *count) {
     return (void)p, (void)first, (void)count, NOTE();
 }
+static epo_status plan_query(const epo_plan *p, epo_plan_info *info) {
+    info->rows = 13;
+    info->pad_rows = 14;
+    return (void)p, NOTE();
+}
 static epo_status dispatch(epo_plan *p, const void *x, void *rows, float *w, epo_stream s) {
     return (void)p, (void)x, (void)rows, (void)w, (void)s, NOTE();
 }
@@ -190,6 +195,7 @@ static const epo_engine table = {
     .plan_release = plan_release,
     .plan_rows = plan_rows,
     .plan_experts = plan_experts,
+    .plan_query = plan_query,
     .dispatch = dispatch,
     .combine = combine,
     .layer_create = layer_create,

@@ -146,6 +146,13 @@ static bool make_buffer(rank_run *r) {
     config.max_tokens = c->max_tokens;
     config.type = c->type;
     config.align_rows = r->args->how->align;
+    const epo_buffer_config *limits = r->args->how->limits;
+    if (limits != NULL) {
+        config.capacity_factor = limits->capacity_factor;
+        config.capacity = limits->capacity;
+        config.overflow = limits->overflow;
+        config.pad_to_capacity = limits->pad_to_capacity;
+    }
     EXPECT(r->rank, r->rank->engine->buffer_create(r->group, &config, &r->buffer) == EPO_OK);
     return r->buffer != NULL;
 }

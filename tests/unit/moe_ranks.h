@@ -38,8 +38,9 @@ typedef struct moe_how {
     int overlap, delay, chunks;
     epo_dtype wgrad_type;
     int align;
-    uint64_t wgrad_limit; /* 0: the default */
-    bool in_place;        /* dx is dy */
+    uint64_t wgrad_limit;            /* 0: the default */
+    bool in_place;                   /* dx is dy */
+    const epo_buffer_config *limits; /* capacity, overflow, padding of these; NULL: none */
 } moe_how;
 
 /* A group for `how`; NULL after a failure, which is counted. */

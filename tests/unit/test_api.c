@@ -155,6 +155,11 @@ static void buffer_and_plan_calls(void) {
     REACHES(epo_plan_rows(plan, &n), "plan_rows");
     REFUSED(epo_plan_experts(NULL, &n, &n), "plan");
     REACHES(epo_plan_experts(plan, NULL, NULL), "plan_experts");
+    epo_plan_info info = {.size = sizeof info};
+    REFUSED(epo_plan_query(NULL, &info), "plan");
+    REFUSED(epo_plan_query(plan, NULL), "epo_plan_info");
+    REACHES(epo_plan_query(plan, &info), "plan_query");
+    CU_ASSERT_EQUAL(info.pad_rows, 14);
     REFUSED(epo_dispatch(NULL, row, row, NULL, NULL), "plan");
     REACHES(epo_dispatch(plan, row, row, NULL, NULL), "dispatch");
     REFUSED(epo_combine(NULL, row, row, NULL, NULL, NULL), "plan");

@@ -164,8 +164,15 @@ static uint64_t flex_recv(const world *w, int d, const flex_side *side, flex_rec
             }
         }
     }
-    epo_route_flex_recv in = {w->first[d], w->count[d], w->rows[d], f->first_of,  f->last_of,
-                              f->expand,   f->weight,   f->back,    f->back_first};
+    epo_route_flex_recv in = {.first = w->first[d],
+                              .count = w->count[d],
+                              .rows = w->rows[d],
+                              .first_of = f->first_of,
+                              .last_of = f->last_of,
+                              .expand = f->expand,
+                              .weight = f->weight,
+                              .back = f->back,
+                              .back_first = f->back_first};
     return epo_route_flex_make_recv(&w->s, f->meta, f->source_rows, cursor, &in);
 }
 
@@ -323,8 +330,15 @@ static void meta_that_does_not_fit_is_found(void) {
     uint64_t first[] = {0, 4}, count[] = {1, 1}, cursor[6], back_first[2];
     uint32_t source_rows[] = {1}, first_of[3], last_of[3];
     int32_t expand[8], weight[8], back[2];
-    epo_route_flex_recv out = {first,  count,  8,    first_of,  last_of,
-                               expand, weight, back, back_first};
+    epo_route_flex_recv out = {.first = first,
+                               .count = count,
+                               .rows = 8,
+                               .first_of = first_of,
+                               .last_of = last_of,
+                               .expand = expand,
+                               .weight = weight,
+                               .back = back,
+                               .back_first = back_first};
     const struct {
         int32_t meta[2];
         bool bad;

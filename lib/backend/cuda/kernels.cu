@@ -62,6 +62,12 @@ template <typename V> __device__ __forceinline__ V zero_of() {
 }
 
 template <typename V>
+__device__ __forceinline__ void row_zero(char *dst, uint32_t units, int lane) {
+    for (uint32_t u = lane; u < units; u += kWarp)
+        reinterpret_cast<V *>(dst)[u] = zero_of<V>();
+}
+
+template <typename V>
 __global__ void __launch_bounds__(kThreads)
     gather_rows(char *dst, const char *src, const int32_t *index, uint64_t rows,
                 uint32_t row_bytes) {
@@ -72,12 +78,10 @@ __global__ void __launch_bounds__(kThreads)
     for (; row < rows; row += step) {
         const int64_t from = index ? index[row] : (int64_t)row;
         char *to = dst + row * row_bytes;
-        if (from >= 0) {
+        if (from >= 0)
             row_copy<V>(to, src + (uint64_t)from * row_bytes, units, lane);
-        } else {
-            for (uint32_t u = lane; u < units; u += kWarp)
-                reinterpret_cast<V *>(to)[u] = zero_of<V>();
-        }
+        else
+            row_zero<V>(to, units, lane);
     }
 }
 
@@ -108,8 +112,12 @@ __global__ void __launch_bounds__(kPushThreads, 1)
         }
         const gpu_segment &seg = table.s[low];
         const uint64_t at = row - table.before[low];
-        const uint64_t from = seg.index ? (uint64_t)seg.index[at] : at;
-        row_copy<V>(seg.dst + at * row_bytes, seg.src + from * row_bytes, units, lane);
+        const int64_t from = seg.index ? seg.index[at] : (int64_t)at;
+        if (from >= 0)
+            row_copy<V>(seg.dst + at * row_bytes, seg.src + (uint64_t)from * row_bytes, units,
+                        lane);
+        else
+            row_zero<V>(seg.dst + at * row_bytes, units, lane);
     }
 }
 

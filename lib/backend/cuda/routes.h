@@ -22,14 +22,17 @@ typedef struct gpu_route_scratch {
     int32_t *copy;           /* [tokens * top_k] experts */
     uint32_t *base;          /* [blocks][E]: before each block, rows of the expert */
     uint32_t *rank_rows;     /* [blocks][R] */
-    unsigned long long *bad; /* first bad slot */
+    unsigned long long *bad; /* first bad slot; then the number of slots dropped */
+    /* With a capacity only: */
+    uint32_t *total, *start; /* [E]: slots that name the expert, and its place in list */
+    int32_t *list;           /* [tokens * top_k]: slots by expert, in order */
 } gpu_route_scratch;
 
-/* Results go to mapped host memory: expert_rows[E], rank_rows[R], *bad. */
+/* Results go to mapped host memory: expert_rows[E], rank_rows[R], bad[2]. */
 cudaError_t gpu_kernel_route_count(cudaStream_t stream, const epo_routes *r,
                                    const gpu_route_scratch *s, uint32_t *expert_rows,
                                    uint32_t *rank_rows, unsigned long long *bad);
-/* expert_first: device memory, [E]. */
+/* expert_first: device memory, [E].  With r->fill, token and slot hold that many. */
 cudaError_t gpu_kernel_route_send(cudaStream_t stream, const epo_routes *r,
                                   const gpu_route_scratch *s, const uint64_t *expert_first,
                                   int32_t *token, int32_t *slot, int32_t *row);

@@ -16,13 +16,15 @@ struct gpu_routing {
     uint64_t bytes;
     uint64_t *first[2]; /* device, [GPU_ROUTE_EXPERTS] each: layout and send_first */
     void *first_memory;
-    /* Mapped host memory: done word, bad slot, counts; then staging for `first`. */
+    /* Mapped host memory: done word, bad slot, dropped slots, counts; then staging for
+     * `first`. */
     uint64_t *host;
     uint64_t *host_dev;
     uint64_t counted;
 };
 
-#define HOST_WORDS (2 + (GPU_ROUTE_EXPERTS + GPU_ROUTE_RANKS) / 2)
+#define HOST_COUNTS 3
+#define HOST_WORDS (HOST_COUNTS + (GPU_ROUTE_EXPERTS + GPU_ROUTE_RANKS) / 2)
 #define FIRST_BYTES (2 * GPU_ROUTE_EXPERTS * sizeof(uint64_t))
 #define HOST_BYTES (HOST_WORDS * sizeof(uint64_t) + 2 * FIRST_BYTES)
 
@@ -61,7 +63,9 @@ static epo_status routing_hold(epo_backend *be, const epo_routes *r) {
     const uint64_t blocks = ((uint64_t)r->tokens + GPU_ROUTE_TOKENS - 1) / GPU_ROUTE_TOKENS + 1;
     const uint64_t slots = ((uint64_t)r->tokens * (uint64_t)r->top_k + 63) / 64 * 64;
     const uint64_t base = blocks * (uint64_t)r->experts_all, ranks = blocks * (uint64_t)r->ranks;
-    const uint64_t need = 64 + 4 * (slots + base + ranks);
+    const uint64_t experts = (uint64_t)r->experts_all;
+    const uint64_t capacity = r->capacity != UINT64_MAX ? slots + 2 * experts : 0;
+    const uint64_t need = 64 + 4 * (slots + base + ranks + capacity);
     if (need > g->bytes) {
         gpu_free(be, g->memory, g->bytes);
         g->memory = NULL;
@@ -76,6 +80,9 @@ static epo_status routing_hold(epo_backend *be, const epo_routes *r) {
     g->scratch.copy = (int32_t *)(void *)(at + 64);
     g->scratch.base = (uint32_t *)(void *)(at + 64 + 4 * slots);
     g->scratch.rank_rows = g->scratch.base + base;
+    g->scratch.total = g->scratch.rank_rows + ranks;
+    g->scratch.start = g->scratch.total + experts;
+    g->scratch.list = (int32_t *)(g->scratch.start + experts);
     return EPO_OK;
 }
 
@@ -114,7 +121,7 @@ epo_status gpu_route_count(epo_queue *q, const epo_routes *r, epo_route_counts *
     if (status != EPO_OK)
         return status;
     gpu_routing *g = be->routing;
-    uint32_t *rows = (uint32_t *)(void *)(g->host_dev + 2);
+    uint32_t *rows = (uint32_t *)(void *)(g->host_dev + HOST_COUNTS);
     GPU_TRY(be, "routing",
             gpu_kernel_route_count(q->stream, r, &g->scratch, rows, rows + r->experts_all,
                                    (unsigned long long *)(void *)(g->host_dev + 1)));
@@ -124,12 +131,13 @@ epo_status gpu_route_count(epo_queue *q, const epo_routes *r, epo_route_counts *
         status = routing_wait(be, q);
     if (status != EPO_OK)
         return status;
-    const uint32_t *counted = (const uint32_t *)(const void *)(g->host + 2);
+    const uint32_t *counted = (const uint32_t *)(const void *)(g->host + HOST_COUNTS);
     const uint64_t slots = (uint64_t)r->tokens * (uint64_t)r->top_k;
     memcpy(out->expert_rows, counted, (size_t)r->experts_all * sizeof *counted);
     memcpy(out->rank_rows, counted + r->experts_all, (size_t)r->ranks * sizeof *counted);
     out->bad = g->host[1] < slots ? g->host[1] : slots;
     out->bad_value = 0;
+    out->dropped = g->host[2];
     if (out->bad < slots)
         status = gpu_read(be, &out->bad_value, r->experts + out->bad, sizeof out->bad_value);
     return status;

@@ -59,8 +59,11 @@ static uint64_t copy_to_peer(epo_backend *be, const epo_exchange *x, int peer) {
             memcpy(dst, src, s->rows * s->row_bytes);
         } else {
             for (uint64_t r = 0; r < s->rows; r++)
-                memcpy(dst + r * s->row_bytes, src + (uint64_t)s->index[r] * s->row_bytes,
-                       s->row_bytes);
+                if (s->index[r] < 0)
+                    memset(dst + r * s->row_bytes, 0, s->row_bytes);
+                else
+                    memcpy(dst + r * s->row_bytes, src + (uint64_t)s->index[r] * s->row_bytes,
+                           s->row_bytes);
         }
         bytes += s->rows * s->row_bytes;
     }
