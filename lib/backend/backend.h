@@ -291,10 +291,11 @@ typedef struct epo_backend_ops {
     void (*event_destroy)(epo_backend *be, epo_event *event);
     /* Has the last signal issued for it happened?  NULL: use `call`. */
     bool (*event_query)(epo_backend *be, epo_event *event);
-    /* Later operations of `queue` come after what the caller's stream holds now,
+    /* Later operations of the queues come after what the caller's stream holds now,
      * and the caller's stream continues after `event`.  Host: the first does
      * nothing, the second is sync(). */
-    epo_status (*stream_enter)(epo_backend *be, epo_queue *queue, epo_stream stream);
+    epo_status (*stream_enter)(epo_backend *be, epo_queue *const *queues, int count,
+                               epo_stream stream);
     epo_status (*stream_leave)(epo_backend *be, epo_event *event, epo_stream stream);
     /* The caller's thread waits, bounded, until `event` is signalled; the host's
      * FILL queues run meanwhile.  Returns status(). */

@@ -27,13 +27,13 @@ void moe_pass_begin(moe_pass *p, epo_plan *plan, int chunks, epo_stream stream) 
     epo_group *g = plan->buffer->group;
     *p = (moe_pass){
         .group = g, .plan = plan, .buffer = plan->buffer, .stream = stream, .chunks = chunks};
-    p->status = g->ops->stream_enter(g->be, g->compute, stream);
-    if (p->status == EPO_OK)
-        p->status = g->ops->stream_enter(g->be, g->comm, stream);
-    if (p->status == EPO_OK && g->keep != NULL)
-        p->status = g->ops->stream_enter(g->be, g->keep, stream);
-    if (p->status == EPO_OK && g->odd != NULL && chunks > 1)
-        p->status = g->ops->stream_enter(g->be, g->odd, stream);
+    epo_queue *queues[4] = {g->compute, g->comm};
+    int count = 2;
+    if (g->keep != NULL)
+        queues[count++] = g->keep;
+    if (g->odd != NULL && chunks > 1)
+        queues[count++] = g->odd;
+    p->status = g->ops->stream_enter(g->be, queues, count, stream);
 }
 
 /* Of the plan's chunks, the first of the pass's chunk `c`. */

@@ -461,9 +461,7 @@ epo_status moe_plan_create(epo_buffer *buffer, const epo_routing *routing, epo_s
         wrong = say(buffer, EPO_E_ARG, "plan_create: out is NULL");
     else
         wrong = check_routing(buffer, &r);
-    status = g->ops->stream_enter(g->be, g->compute, stream);
-    if (status == EPO_OK)
-        status = g->ops->stream_enter(g->be, g->comm, stream);
+    status = g->ops->stream_enter(g->be, (epo_queue *[]){g->compute, g->comm}, 2, stream);
     /* The CPU reads the routing, and writes memory that an earlier pass gave back
      * when it was issued. */
     bool device = moe_plan_on_device(buffer);

@@ -67,9 +67,9 @@ static epo_status timed_zero(epo_queue *q, void *ptr, uint64_t bytes, const epo_
     return status;
 }
 
-static epo_status timed_enter(epo_backend *be, epo_queue *q, epo_stream stream) {
+static epo_status timed_enter(epo_backend *be, epo_queue *const *q, int count, epo_stream stream) {
     const double t = bench_now_us();
-    const epo_status status = __real_epo_backend_get()->stream_enter(be, q, stream);
+    const epo_status status = __real_epo_backend_get()->stream_enter(be, q, count, stream);
     note("stream enter", t);
     return status;
 }

@@ -85,7 +85,7 @@ static float ffn_time(bench_rank *b, bench_ffn *f, int pieces, bool backward) {
     float ms = 0;
     pthread_barrier_wait(&bench.together);
     TEST_CUDA(cudaEventRecord(b->start, b->stream));
-    epo_status st = f->ops->stream_enter(f->be, f->q, b->stream);
+    epo_status st = f->ops->stream_enter(f->be, &f->q, 1, b->stream);
     for (int i = 0; i < BENCH_CALLS && st == EPO_OK; i++) {
         st = ffn_forward(b, f, pieces);
         if (st == EPO_OK && backward)

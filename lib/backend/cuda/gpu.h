@@ -178,7 +178,8 @@ void gpu_queue_destroy(epo_backend *be, epo_queue *queue);
 epo_status gpu_event_create(epo_backend *be, epo_event **out);
 void gpu_event_destroy(epo_backend *be, epo_event *event);
 bool gpu_event_query(epo_backend *be, epo_event *event);
-epo_status gpu_stream_enter(epo_backend *be, epo_queue *queue, epo_stream stream);
+epo_status gpu_stream_enter(epo_backend *be, epo_queue *const *queues, int count,
+                            epo_stream stream);
 epo_status gpu_stream_leave(epo_backend *be, epo_event *event, epo_stream stream);
 epo_status gpu_sync(epo_backend *be, epo_event *event);
 epo_status gpu_call(epo_queue *q, void (*fn)(void *), void *ctx, const epo_deps *deps);

@@ -88,11 +88,15 @@ bool gpu_event_query(epo_backend *be, epo_event *event) {
     return cudaEventQuery(event->cuda) != cudaErrorNotReady;
 }
 
-epo_status gpu_stream_enter(epo_backend *be, epo_queue *queue, epo_stream stream) {
+epo_status gpu_stream_enter(epo_backend *be, epo_queue *const *queues, int count,
+                            epo_stream stream) {
+    cudaEvent_t enter = queues[0]->enter;
     GPU_TRY(be, "stream_enter", cudaSetDevice(be->device));
-    GPU_TRY(be, "stream_enter", cudaEventRecord(queue->enter, (cudaStream_t)stream));
-    GPU_TRY(be, "stream_enter", cudaStreamWaitEvent(queue->stream, queue->enter, 0));
-    queue->stale = true;
+    GPU_TRY(be, "stream_enter", cudaEventRecord(enter, (cudaStream_t)stream));
+    for (int i = 0; i < count; i++) {
+        GPU_TRY(be, "stream_enter", cudaStreamWaitEvent(queues[i]->stream, enter, 0));
+        queues[i]->stale = true;
+    }
     return EPO_OK;
 }
 

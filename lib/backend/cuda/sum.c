@@ -62,7 +62,7 @@ epo_status gpu_allreduce(epo_backend *be, float *data, uint64_t count, epo_strea
             ? epo_fail(EPO_E_NOMEM, "rank %d: no memory for %d ranks", be->rank, be->ranks)
             : sum_open(be);
     if (status == EPO_OK)
-        status = gpu_stream_enter(be, be->sum_queue, stream);
+        status = gpu_stream_enter(be, &be->sum_queue, 1, stream);
     for (uint64_t done = 0; done < count && status == EPO_OK; done += SUM_FLOATS) {
         const uint64_t left = count - done;
         status = sum_piece(be, data + done, left < SUM_FLOATS ? left : SUM_FLOATS, send, recv);

@@ -139,9 +139,11 @@ static void host_abort(epo_backend *be, epo_status status, const char *text) {
     host_break(be, status, "%s", text);
 }
 
-static epo_status host_stream_enter(epo_backend *be, epo_queue *queue, epo_stream stream) {
+static epo_status host_stream_enter(epo_backend *be, epo_queue *const *queues, int count,
+                                    epo_stream stream) {
     (void)be;
-    (void)queue;
+    (void)queues;
+    (void)count;
     if (stream != NULL)
         return epo_fail(EPO_E_ARG, "the host engine has no streams: pass NULL");
     return EPO_OK;
