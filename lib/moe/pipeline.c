@@ -173,21 +173,21 @@ bool moe_pass_in_place(const moe_pass *p) {
     return p->group->keep != NULL && p->plan->expand == p->plan->pad;
 }
 
-/* The chunk's rows lie together, alignment between them included. */
-static void keep(moe_pass *p, int chunk, void *dst) {
+/* All rows at once, when the last chunk's are there: nothing waits for the copy before
+ * the pass's end. */
+static void keep(moe_pass *p, void *dst) {
     epo_group *g = p->group;
     const epo_buffer *b = p->buffer;
     const moe_slot *slot = &b->dispatch;
-    uint64_t from = moe_pass_first_row(p, chunk) * b->row_bytes;
-    uint64_t bytes = moe_pass_first_row(p, chunk + 1) * b->row_bytes - from;
-    epo_deps deps = moe_deps("keep", EPO_INTERVAL_LOCAL, chunk);
+    const int last = p->chunks - 1;
+    uint64_t bytes = p->plan->rows * b->row_bytes;
+    epo_deps deps = moe_deps("keep", EPO_INTERVAL_LOCAL, -1);
     moe_deps_wait(
-        &deps, moe_buffer_flag(b, arrive_flag(p, slot, chunk), slot->use, "dispatch chunk", chunk));
+        &deps, moe_buffer_flag(b, arrive_flag(p, slot, last), slot->use, "dispatch chunk", last));
     deps.signal = g->kept;
     g->stats.local_bytes += 2 * bytes;
     p->keeps = true;
-    p->status = g->ops->copy(g->keep, (char *)dst + from,
-                             (const char *)moe_buffer_at(b, slot->rows) + from, bytes, &deps);
+    p->status = g->ops->copy(g->keep, dst, moe_buffer_at(b, slot->rows), bytes, &deps);
 }
 
 const void *moe_pass_take(moe_pass *p, int chunk, void *dst, epo_deps *deps) {
@@ -197,8 +197,8 @@ const void *moe_pass_take(moe_pass *p, int chunk, void *dst, epo_deps *deps) {
         moe_pass_expand(p, chunk, dst);
         return dst;
     }
-    if (dst != NULL && p->status == EPO_OK)
-        keep(p, chunk, dst);
+    if (dst != NULL && p->status == EPO_OK && chunk == p->chunks - 1)
+        keep(p, dst);
     moe_deps_wait(
         deps, moe_buffer_flag(b, arrive_flag(p, slot, chunk), slot->use, "dispatch chunk", chunk));
     return moe_buffer_at(b, slot->rows);
