@@ -249,7 +249,13 @@ static epo_status exchange_records(epo_buffer *b, const char *mine, char *record
                                 1,    (uint32_t)b->counts_bytes};
         recv[i] = (epo_arrival){peer, slot + (uint64_t)peer * b->counts_bytes, b->counts_bytes};
     }
-    epo_exchange x = {b->window, send, g->ranks, recv, g->ranks, b->counts_arrive, epoch};
+    epo_exchange x = {.window = b->window,
+                      .send = send,
+                      .nsend = g->ranks,
+                      .recv = recv,
+                      .nrecv = g->ranks,
+                      .flag_offset = b->counts_arrive,
+                      .epoch = epoch};
     status = exchange_control(b, &x, "counts");
     if (status == EPO_OK)
         status = moe_group_read(g, records, moe_buffer_at(b, slot),
@@ -309,7 +315,13 @@ epo_status moe_plan_exchange_meta(epo_plan *plan, const epo_segment *send, int n
     epo_buffer *b = plan->buffer;
     epo_group *g = b->group;
     /* No credit: a peer's counts of this plan came, so it has read the last meta. */
-    epo_exchange x = {b->window, send, nsend, recv, nrecv, b->meta_arrive, b->plans_made};
+    epo_exchange x = {.window = b->window,
+                      .send = send,
+                      .nsend = nsend,
+                      .recv = recv,
+                      .nrecv = nrecv,
+                      .flag_offset = b->meta_arrive,
+                      .epoch = b->plans_made};
     if (after == NULL)
         return exchange_control(b, &x, "routing");
     epo_deps deps = moe_deps("routing", EPO_INTERVAL_COMM, -1);

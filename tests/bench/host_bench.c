@@ -70,7 +70,7 @@ static void run_barriers(kit *k) {
 /* An exchange of nothing and a wait for everybody's: the cost of a chunk. */
 static void run_flags(kit *k) {
     uint64_t at = (uint64_t)ROWS * HIDDEN * 4;
-    epo_exchange x = {k->w, NULL, 0, NULL, 0, at, ++k->epoch};
+    epo_exchange x = {.window = k->w, .flag_offset = at, .epoch = ++k->epoch};
     k->c->ops->exchange(k->comm, &x, NULL);
     epo_deps deps = k->deps;
     const unsigned char *mine = k->c->ops->window_local(k->w);
@@ -95,7 +95,11 @@ static void bench_waiting(kit *k) {
 static void run_exchange(kit *k, const int32_t *index) {
     int to = (k->c->rank + 1) % k->c->ranks;
     epo_segment seg = {to, k->src, index, 0, ROWS, HIDDEN * 4};
-    epo_exchange x = {k->w, &seg, 1, NULL, 0, (uint64_t)ROWS * HIDDEN * 4, ++k->epoch};
+    epo_exchange x = {.window = k->w,
+                      .send = &seg,
+                      .nsend = 1,
+                      .flag_offset = (uint64_t)ROWS * HIDDEN * 4,
+                      .epoch = ++k->epoch};
     k->c->ops->exchange(k->comm, &x, &k->deps);
     run_sync(k);
 }

@@ -118,7 +118,11 @@ static void round_run(rank_ctx *c, const schedule *sc, epo_window *w, epo_queue 
     for (int k = 0; k < sc->chunks; k++) {
         sender_fill(&send[k], sc, round, k, c->rank, c->ranks);
         uint64_t flags = sc->flags + (uint64_t)k * (uint64_t)c->ranks * 8;
-        epo_exchange x = {w, send[k].seg, send[k].nseg, NULL, 0, flags, (uint64_t)round + 1};
+        epo_exchange x = {.window = w,
+                          .send = send[k].seg,
+                          .nsend = send[k].nseg,
+                          .flag_offset = flags,
+                          .epoch = (uint64_t)round + 1};
         epo_deps deps = {.name = "dispatch", .kind = EPO_INTERVAL_COMM, .chunk = k};
         EXPECT(c, c->ops->exchange(q[0], &x, &deps) == EPO_OK);
         check[k] = (checker){c, sc, mine, round, k};
@@ -206,7 +210,7 @@ static void bad_exchanges(rank_ctx *c) {
     EXPECT(c, c->ops->queue_create(c->be, EPO_QUEUE_COMPUTE, &compute) == EPO_OK);
     EXPECT(c, c->ops->window_create(c->be, 256, &w) == EPO_OK);
     epo_segment seg = {1, rows, NULL, 200, 2, 32};
-    epo_exchange x = {w, &seg, 1, NULL, 0, 0, 1};
+    epo_exchange x = {.window = w, .send = &seg, .nsend = 1, .epoch = 1};
     EXPECT(c, c->ops->exchange(comm, &x, NULL) == EPO_E_ARG); /* 8 bytes too long */
     seg.dst_offset = UINT64_MAX - 8;
     EXPECT(c, c->ops->exchange(comm, &x, NULL) == EPO_E_ARG);

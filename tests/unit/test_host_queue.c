@@ -119,7 +119,8 @@ static void kit_end(rank_ctx *c, kit *k) {
 
 static void kit_send(rank_ctx *c, kit *k, const epo_segment *seg, int nseg, uint64_t epoch,
                      epo_event *signal) {
-    epo_exchange x = {k->w, seg, nseg, NULL, 0, k->bytes, epoch};
+    epo_exchange x = {
+        .window = k->w, .send = seg, .nsend = nseg, .flag_offset = k->bytes, .epoch = epoch};
     epo_deps deps = {.name = "dispatch", .kind = EPO_INTERVAL_COMM, .chunk = 1, .signal = signal};
     EXPECT(c, c->ops->exchange(k->comm, &x, &deps) == EPO_OK);
 }

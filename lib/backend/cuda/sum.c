@@ -36,7 +36,12 @@ static epo_status sum_piece(epo_backend *be, float *data, uint64_t count, epo_se
             (epo_segment){peer, data, NULL, set + (uint64_t)be->rank * slot, count, sizeof(float)};
         recv[i] = (epo_arrival){peer, set + (uint64_t)peer * slot, count * sizeof(float)};
     }
-    epo_exchange x = {be->sum, send, be->ranks, recv, be->ranks, 0, epoch};
+    epo_exchange x = {.window = be->sum,
+                      .send = send,
+                      .nsend = be->ranks,
+                      .recv = recv,
+                      .nrecv = be->ranks,
+                      .epoch = epoch};
     epo_deps deps = {.name = "allreduce", .kind = EPO_INTERVAL_COMM, .chunk = -1};
     epo_status status = gpu_exchange(be->sum_queue, &x, &deps);
     deps.wait[0] = (epo_ready){NULL,  (const volatile uint64_t *)(const void *)be->sum->base,
