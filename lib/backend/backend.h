@@ -80,6 +80,7 @@ typedef struct epo_backend_config {
     const epo_bootstrap *bootstrap;
     epo_world *threads;
     double timeout_s, warn_s;
+    void *nccl_comm; /* not NULL: rank, ranks and bootstrap are the communicator's */
 } epo_backend_config;
 
 typedef struct epo_backend_info {

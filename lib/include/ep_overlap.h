@@ -119,9 +119,10 @@ EPO_API size_t epo_dtype_size(epo_dtype type);
 
 /* ---- group ------------------------------------------------------------ */
 
-/* A caller's own way to reach the other ranks, used while a group is made.
+/* A caller's own way to reach the other ranks of the group, used while it is made.
  * Both return 0 on success.  allgather: every rank gives `bytes` bytes, `all`
- * receives ranks * bytes, in rank order. */
+ * receives ranks * bytes, in the group's order.  A rank whose arguments are wrong
+ * calls it once, too, so that all ranks return that error at once. */
 typedef struct epo_bootstrap {
     size_t size;
     void *ctx;
@@ -149,11 +150,15 @@ typedef struct epo_group_config {
     double timeout_s;           /* a peer is waited for this long; 0: 600 */
     double warn_s;              /* then a line on stderr says who is late; 0: 30 */
     uint64_t wgrad_limit_bytes; /* what delayed weight gradients may hold; 0: 1 GiB */
+    /* An ncclComm_t of this process's GPU: its ranks form the group, in its order (rank
+     * and ranks may be -1; no members, bootstrap or threads beside it).  It is used
+     * while the group is made and never later; no other work may be on it meanwhile. */
+    void *nccl_comm;
 } epo_group_config;
 #define EPO_GROUP_CONFIG_INIT                                                                      \
     {                                                                                              \
         sizeof(epo_group_config), EPO_ENGINE_AUTO, -1, -1, NULL, 0, NULL, NULL, EPO_DEFAULT,       \
-            EPO_DISPATCH_DEFAULT, EPO_DEFAULT, 0, 0.0, 0.0, 0                                      \
+            EPO_DISPATCH_DEFAULT, EPO_DEFAULT, 0, 0.0, 0.0, 0, NULL                                \
     }
 
 /* What was decided when the group was made. */

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "core/group_card.h"
 #include "moe/moe.h"
 
 #include <inttypes.h>
@@ -112,6 +113,7 @@ static epo_status open_backend(epo_group *g, const epo_group_config *c) {
         .threads = c->threads,
         .timeout_s = c->timeout_s > 0 ? c->timeout_s : DEFAULT_TIMEOUT_S,
         .warn_s = c->warn_s > 0 ? c->warn_s : DEFAULT_WARN_S,
+        .nccl_comm = c->nccl_comm,
     };
     epo_status status = g->ops->open(&config, &g->be);
     if (status != EPO_OK)
@@ -197,6 +199,14 @@ static void group_free(epo_group *g, bool broken) {
     free(g);
 }
 
+/* The caller's bootstrap joins the ranks of the group, which are the members. */
+static epo_status tell_arguments(const epo_group_config *c, epo_status status) {
+    int rank = c->members == NULL ? c->rank : 0;
+    while (c->members != NULL && rank < c->nmembers && c->members[rank] != c->rank)
+        rank++;
+    return epo_group_card(c->bootstrap, rank, c->members == NULL ? c->ranks : c->nmembers, status);
+}
+
 epo_status moe_group_create(const epo_engine_group *given, epo_group **out) {
     if (given == NULL || out == NULL)
         return epo_fail(EPO_E_ARG, "group_create: config or out is NULL");
@@ -209,6 +219,8 @@ epo_status moe_group_create(const epo_engine_group *given, epo_group **out) {
                             : moe_input(&c, sizeof c, &given->config, sizeof c, "epo_group_config");
     if (status == EPO_OK)
         status = check_config(&c);
+    if (c.bootstrap != NULL)
+        status = tell_arguments(&c, status);
     if (status != EPO_OK)
         return status;
     epo_group *g = calloc(1, sizeof *g);

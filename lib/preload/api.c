@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "backend/engine.h"
+#include "core/group_card.h"
 #include "core/status.h"
 #include "preload/engine.h"
 #include "preload/environment.h"
@@ -76,8 +77,8 @@ void epo_world_destroy(epo_world *world) {
 
 /* Threads live in their world's engine; everything else goes by the config. */
 static epo_status group_engine(const epo_group_config *c, const epo_engine **engine, char *why) {
-    if (c->threads == NULL)
-        return epo_engine_open(c->engine, engine, why);
+    if (c->threads == NULL) /* a communicator is CUDA's, whatever else there is */
+        return epo_engine_open(c->nccl_comm != NULL ? EPO_ENGINE_CUDA : c->engine, engine, why);
     const epo_engine *of_world = engine_of(c->threads);
     if (c->engine != EPO_ENGINE_AUTO) {
         epo_status status = epo_engine_open(c->engine, engine, why);
@@ -102,24 +103,51 @@ static epo_status read_bootstrap(const epo_bootstrap *caller, epo_bootstrap *ful
     return status;
 }
 
+/* Where this rank stands among those that the bootstrap joins; -1: not to be told. */
+static int bootstrap_rank(const epo_group_config *c, int *ranks) {
+    *ranks = c->members != NULL ? c->nmembers : c->ranks;
+    for (int i = 0; c->members != NULL && i < c->nmembers; i++)
+        if (c->members[i] == c->rank)
+            return i;
+    return c->members == NULL && c->rank < c->ranks ? c->rank : -1;
+}
+
+/* This rank makes no group: the others are told, if its arguments say how. */
+static epo_status refuse_group(const epo_group_config *c, epo_status status) {
+    epo_group_config known = *c;
+    const char *source;
+    char text[EPO_ERROR_MAX];
+    if (c->bootstrap == NULL)
+        return status;
+    snprintf(text, sizeof text, "%s", epo_fail_text());
+    if (c->rank == -1 && c->ranks == -1)
+        (void)epo_ranks_find(&known.rank, &known.ranks, &source);
+    (void)epo_fail(status, "%s", text);
+    int ranks, rank = bootstrap_rank(&known, &ranks);
+    return rank >= 0 ? epo_group_card(c->bootstrap, rank, ranks, status) : status;
+}
+
 epo_status epo_group_create(const epo_group_config *config, epo_group **out) {
     epo_engine_group g = {sizeof g, EPO_GROUP_CONFIG_INIT, NULL};
     epo_bootstrap bootstrap = {sizeof bootstrap, NULL, NULL, NULL};
     const epo_engine *engine;
     char reason[EPO_REASON_MAX + EPO_ENGINE_WHY_MAX + 32], why[EPO_ENGINE_WHY_MAX];
-    NEED(out);
     epo_status status = epo_versioned_read(&g.config, config, EPO_LEAST(epo_group_config, ranks),
                                            "epo_group_config");
     if (status == EPO_OK && g.config.bootstrap != NULL) {
         status = read_bootstrap(g.config.bootstrap, &bootstrap);
         g.config.bootstrap = &bootstrap;
     }
+    if (status != EPO_OK)
+        return status;
+    if (out == NULL)
+        status = null_arg(__func__, "out");
     if (status == EPO_OK)
         status = epo_environment_resolve(&g.config, reason);
     if (status == EPO_OK)
         status = group_engine(&g.config, &engine, why);
     if (status != EPO_OK)
-        return status;
+        return refuse_group(&g.config, status);
     if (why[0] != '\0') {
         size_t used = strlen(reason);
         snprintf(reason + used, sizeof reason - used, "; %s engine: %s", engine->name, why);

@@ -88,8 +88,27 @@ static epo_status check_caller(const epo_group_config *c) {
     return EPO_OK;
 }
 
+/* The engine asks the communicator. */
+static epo_status check_comm(const epo_group_config *c) {
+    const char *beside = c->members != NULL     ? "members"
+                         : c->bootstrap != NULL ? "a bootstrap"
+                         : c->threads != NULL   ? "threads"
+                                                : NULL;
+    if (beside != NULL)
+        return epo_fail(EPO_E_ARG,
+                        "nccl_comm: found %s beside it; give the communicator alone, its ranks "
+                        "form the group",
+                        beside);
+    if (c->engine == EPO_ENGINE_HOST)
+        return epo_fail(EPO_E_ARG, "nccl_comm: the host engine cannot use a communicator; leave "
+                                   "the engine EPO_ENGINE_AUTO");
+    return EPO_OK;
+}
+
 static epo_status resolve_ranks(epo_group_config *c) {
     const char *source;
+    if (c->nccl_comm != NULL)
+        return check_comm(c);
     if (c->rank == -1 && c->ranks == -1) {
         if (c->threads != NULL)
             return epo_fail(EPO_E_ARG, "rank and ranks: not given; ranks that are threads have no "

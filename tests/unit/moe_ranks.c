@@ -28,7 +28,7 @@ int moe_ranks(int ranks, double timeout_s, void (*fn)(moe_rank *c), void *arg) {
     if (engine == NULL || engine->world_create(ranks, &world) != EPO_OK)
         return 1000;
     for (int r = 0; r < ranks; r++) {
-        start[r] = (rank_start){{engine, world, r, ranks, timeout_s, arg, 0}, fn};
+        start[r] = (rank_start){{engine, world, r, ranks, NULL, ranks, timeout_s, arg, 0}, fn};
         if (pthread_create(&thread[r], NULL, rank_main, &start[r]) != 0)
             abort();
     }
@@ -43,8 +43,10 @@ int moe_ranks(int ranks, double timeout_s, void (*fn)(moe_rank *c), void *arg) {
 epo_group *moe_rank_group(moe_rank *c, const moe_how *how) {
     epo_group_config config = EPO_GROUP_CONFIG_INIT;
     config.engine = EPO_ENGINE_HOST;
-    config.rank = c->rank;
-    config.ranks = c->ranks;
+    config.rank = c->members != NULL ? c->members[c->rank] : c->rank;
+    config.ranks = c->all;
+    config.members = c->members;
+    config.nmembers = c->members != NULL ? c->ranks : 0;
     config.threads = c->world;
     config.overlap = how->overlap ? EPO_ON : EPO_OFF;
     config.dispatcher = how->dispatcher;
@@ -220,7 +222,7 @@ static void run_rank(moe_rank *rank) {
     free(r.w2);
 }
 
-int moe_run(const moe_case *c, const moe_how *how, moe_result *out) {
+static void result_open(const moe_case *c, const moe_how *how, moe_result *out) {
     size_t stack = (size_t)c->experts * (size_t)c->ffn * (size_t)c->hidden;
     memset(out, 0, sizeof *out);
     out->dw1 = moe_pack(c->dw1, 2 * stack, how->wgrad_type);
@@ -232,14 +234,55 @@ int moe_run(const moe_case *c, const moe_how *how, moe_result *out) {
             out->dx[b][r] = poisoned(tokens * (size_t)c->hidden, c->type);
             out->dweights[b][r] = poisoned(tokens * (size_t)c->top_k, EPO_F32);
         }
-    run_args args = {c, how, out};
-    int failures = moe_ranks(c->ranks, 60.0, run_rank, &args);
+}
+
+static int result_check(const moe_case *c, const moe_result *out) {
+    int failures = 0;
     for (int r = 0; r < c->ranks; r++)
         if (out->ready[r] != c->batches) {
             fprintf(stderr, "rank %d: wgrad_ready %d times in order, expected %d\n", r,
                     out->ready[r], c->batches);
             failures++;
         }
+    return failures;
+}
+
+int moe_run(const moe_case *c, const moe_how *how, moe_result *out) {
+    run_args args = {c, how, out};
+    result_open(c, how, out);
+    int failures = moe_ranks(c->ranks, 60.0, run_rank, &args);
+    return failures + result_check(c, out);
+}
+
+int moe_run_groups(int groups, const moe_case *c, const moe_how *how,
+                   const int (*members)[CASE_RANKS], moe_result *out) {
+    const epo_engine *engine = epo_engine_entry(EPO_ENGINE_ABI);
+    rank_start start[CASE_RANKS];
+    run_args args[CASE_RANKS];
+    pthread_t thread[CASE_RANKS];
+    epo_world *world = NULL;
+    int all = 0, n = 0, failures = 0;
+    for (int g = 0; g < groups; g++)
+        all += c[g].ranks;
+    if (engine == NULL || all > CASE_RANKS || engine->world_create(all, &world) != EPO_OK)
+        return 1000;
+    for (int g = 0; g < groups; g++) {
+        args[g] = (run_args){&c[g], how, &out[g]};
+        result_open(&c[g], how, &out[g]);
+        for (int r = 0; r < c[g].ranks; r++, n++)
+            start[n] = (rank_start){
+                {engine, world, r, c[g].ranks, members[g], all, 60.0, &args[g], 0}, run_rank};
+    }
+    for (int i = 0; i < n; i++)
+        if (pthread_create(&thread[i], NULL, rank_main, &start[i]) != 0)
+            abort();
+    for (int i = 0; i < n; i++) {
+        pthread_join(thread[i], NULL);
+        failures += start[i].rank.failures;
+    }
+    engine->world_destroy(world);
+    for (int g = 0; g < groups; g++)
+        failures += result_check(&c[g], &out[g]);
     return failures;
 }
 

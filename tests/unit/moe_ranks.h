@@ -15,7 +15,9 @@ typedef struct moe_rank moe_rank;
 struct moe_rank {
     const epo_engine *engine;
     epo_world *world;
-    int rank, ranks;
+    int rank, ranks;    /* in the group */
+    const int *members; /* [ranks] of a world of `all`; NULL: all of it */
+    int all;
     double timeout_s;
     void *arg;
     int failures;
@@ -58,6 +60,9 @@ typedef struct moe_result {
 /* Forward and backward of all batches (f0 f1 b0 f2 b1 ...), then flush.  Outputs
  * hold NaN before.  Returns the ranks' failures. */
 int moe_run(const moe_case *c, const moe_how *how, moe_result *out);
+/* Several groups at once in one world: case g on the ranks members[g], in that order. */
+int moe_run_groups(int groups, const moe_case *c, const moe_how *how,
+                   const int (*members)[CASE_RANKS], moe_result *out);
 void moe_result_free(moe_result *r);
 
 /* The largest error of any element relative to the tensor's largest value (or to

@@ -7,6 +7,7 @@
 #include "unit.h"
 
 #include <stdlib.h>
+#include <stdbool.h>
 #include <string.h>
 
 static void forget_environment(void) {
@@ -267,6 +268,77 @@ static int gather_nothing(void *ctx, const void *mine, size_t bytes, void *all) 
 
 static int meet_nobody(void *ctx) { return (void)ctx, 0; }
 
+/* What a refusing rank tells, copied; the others' places stay empty. */
+typedef struct told {
+    int calls;
+    char card[512];
+} told;
+
+static int note_card(void *ctx, const void *mine, size_t bytes, void *all) {
+    told *t = ctx;
+    t->calls++;
+    memcpy(t->card, mine, bytes < sizeof t->card ? bytes : sizeof t->card);
+    return (void)all, 0;
+}
+
+static bool card_says(const told *t, const char *word) {
+    for (size_t i = 0; i + strlen(word) <= sizeof t->card; i++)
+        if (memcmp(t->card + i, word, strlen(word)) == 0)
+            return true;
+    return false;
+}
+
+/* The others are waiting in the bootstrap's allgather: they must hear of it. */
+static void a_refusal_is_told(void) {
+    epo_group_config config = EPO_GROUP_CONFIG_INIT;
+    const int members[] = {3, 1};
+    told t = {0};
+    epo_bootstrap bootstrap = {sizeof bootstrap, &t, note_card, meet_nobody};
+    epo_group *group = NULL;
+    start();
+    config.rank = 1;
+    config.ranks = 4;
+    config.bootstrap = &bootstrap;
+    config.chunks = -7;
+    REFUSED(epo_group_create(&config, &group), "found -7");
+    CU_ASSERT_EQUAL(t.calls, 1);
+    CU_ASSERT(card_says(&t, "found -7"));
+    config.chunks = 0;
+    config.members = members;
+    config.nmembers = 2;
+    REFUSED(epo_group_create(&config, NULL), "out");
+    CU_ASSERT_EQUAL(t.calls, 2);
+    config.members = NULL;
+    config.nmembers = 0;
+    config.rank = 9; /* nobody's place: nothing can be told */
+    REFUSED(epo_group_create(&config, &group), "rank");
+    CU_ASSERT_EQUAL(t.calls, 2);
+}
+
+static void a_communicator_comes_alone(void) {
+    epo_group_config config = EPO_GROUP_CONFIG_INIT;
+    epo_bootstrap bootstrap = {sizeof bootstrap, NULL, gather_nothing, meet_nobody};
+    const int members[] = {0};
+    epo_group *group = NULL;
+    int something;
+    start();
+    config.nccl_comm = &something;
+    CU_ASSERT_EQUAL(epo_group_create(&config, &group), EPO_E_VERSION); /* wants CUDA's engine */
+    config.members = members;
+    config.nmembers = 1;
+    REFUSED(epo_group_create(&config, &group), "members beside it");
+    config.members = NULL;
+    config.nmembers = 0;
+    config.threads = fake_world();
+    REFUSED(epo_group_create(&config, &group), "threads beside it");
+    config.threads = NULL;
+    config.engine = EPO_ENGINE_HOST;
+    REFUSED(epo_group_create(&config, &group), "host engine");
+    config.engine = EPO_ENGINE_AUTO;
+    config.bootstrap = &bootstrap;
+    REFUSED(epo_group_create(&config, &group), "a bootstrap beside it");
+}
+
 static void engine_choice_and_bootstrap(void) {
     epo_group_config config = EPO_GROUP_CONFIG_INIT;
     epo_bootstrap bootstrap = {sizeof bootstrap, NULL, gather_nothing, NULL};
@@ -305,6 +377,8 @@ int main(void) {
         {"structs of newer programs", newer_structs},
         {"structs that were not initialised", structs_without_a_size},
         {"choice of the engine, bootstrap, threads", engine_choice_and_bootstrap},
+        {"a refusal is told to those that wait", a_refusal_is_told},
+        {"a communicator comes alone", a_communicator_comes_alone},
         CU_TEST_INFO_NULL,
     };
     return unit_run("api", tests);

@@ -149,6 +149,17 @@ static void versions_write(epo_backend *be, const char *why) {
              be->wait_mode == GPU_WAIT_HOST ? ", host waits" : "");
 }
 
+/* The ranks meet, if need be over the caller's communicator. */
+static epo_status backend_meet(const epo_backend_config *given, gpu_meet **out) {
+    epo_backend_config config = *given;
+    gpu_comm *comm = NULL;
+    epo_status status = config.nccl_comm != NULL ? gpu_comm_open(&config, &comm) : EPO_OK;
+    if (status == EPO_OK)
+        status = gpu_meet_open(&config, out);
+    gpu_comm_close(comm);
+    return status;
+}
+
 static epo_status backend_open(const epo_backend_config *config, epo_backend **out) {
     char why[160] = "";
     epo_backend *be = calloc(1, sizeof *be);
@@ -157,7 +168,7 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
     pthread_mutex_init(&be->lock, NULL);
     be->timeout_s = config->timeout_s;
     be->warn_s = config->warn_s;
-    epo_status status = gpu_meet_open(config, &be->meet);
+    epo_status status = backend_meet(config, &be->meet);
     if (status != EPO_OK)
         goto failed;
     be->rank = gpu_meet_rank(be->meet);

@@ -9,6 +9,7 @@
  *   watch.c     the thread that ends expired waits
  *   memory.c    device memory; copies from and to the CPU, in queue order
  *   meet.c      the ranks on the host side: barrier, allgather, shared memory
+ *   comm.c      a caller's communicator as the way to meet
  *   window.c    symmetric windows and the peers' addresses
  *   exchange.c  rows to peers, by copy engines or stores; staging.c: packed first
  *   pairs.c     the same over NCCL
@@ -171,6 +172,13 @@ void gpu_meet_unshare(gpu_meet *meet, void *ptr, uint64_t bytes);
 void gpu_meet_abort(gpu_meet *meet, epo_status status, const char *text);
 /* EPO_OK, or the first failure a peer announced, with its text. */
 epo_status gpu_meet_failed(gpu_meet *meet, char *text, size_t size);
+
+/* ---- comm.c ---- */
+typedef struct gpu_comm gpu_comm;
+/* Sets rank, ranks and bootstrap from config->nccl_comm; close it when the group has
+ * met. */
+epo_status gpu_comm_open(epo_backend_config *config, gpu_comm **out);
+void gpu_comm_close(gpu_comm *comm);
 
 /* ---- queue.c ---- */
 epo_status gpu_queue_create(epo_backend *be, epo_queue_kind kind, epo_queue **out);

@@ -73,6 +73,8 @@ static void backend_free(epo_backend *be) {
 
 static epo_status host_open(const epo_backend_config *config, epo_backend **out) {
     host_place place;
+    if (config->nccl_comm != NULL)
+        return epo_fail(EPO_E_UNSUPPORTED, "the host engine cannot use an NCCL communicator");
     epo_status status = host_place_find(config, &place);
     if (status == EPO_OK)
         status = host_link_parse(getenv(EPO_ENV_HOST_LINK), &place.link);

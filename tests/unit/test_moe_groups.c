@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Groups: several in one step, in any order of ranks, and made by a caller's
+ * bootstrap, whose ranks all hear of one rank's wrong argument.
+ */
+#include "moe_ranks.h"
+#include "unit.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static void fill_case(moe_case *c, uint64_t seed) {
+    *c = (moe_case){.seed = seed,
+                    .ranks = 2,
+                    .experts = 8,
+                    .hidden = 12,
+                    .ffn = 7,
+                    .top_k = 3,
+                    .batches = 3,
+                    .max_tokens = 15,
+                    .type = EPO_F32,
+                    .style = CASE_UNIFORM};
+    moe_case_fill(c);
+}
+
+/* Each group alone in a world of two, then both at once in a world of four. */
+static void two_groups_of_two_in_a_step_of_four(void) {
+    const int members[2][CASE_RANKS] = {{0, 2}, {3, 1}};
+    for (int i = 0; i < 4; i++) {
+        moe_how how = {.dispatcher = (epo_dispatcher)(i % 2),
+                       .overlap = i / 2,
+                       .delay = i / 2,
+                       .chunks = i / 2 * 2};
+        moe_case c[2];
+        moe_result alone[2], both[2];
+        for (int g = 0; g < 2; g++) {
+            fill_case(&c[g], (uint64_t)(90 + g));
+            CU_ASSERT_EQUAL(moe_run(&c[g], &how, &alone[g]), 0);
+        }
+        CU_ASSERT_EQUAL(moe_run_groups(2, c, &how, members, both), 0);
+        for (int g = 0; g < 2; g++) {
+            CU_ASSERT(moe_same(&c[g], &how, &alone[g], &both[g]));
+            moe_result_free(&alone[g]);
+            moe_result_free(&both[g]);
+            moe_case_free(&c[g]);
+        }
+    }
+}
+
+/* ---- processes and their bootstrap ------------------------------------------- */
+
+enum { RANKS = 4, BYTES = 1024 };
+
+typedef struct board {
+    _Atomic int gathers[RANKS], barriers[RANKS];
+    unsigned char data[2][RANKS][BYTES]; /* a rank may be one allgather ahead */
+    struct {
+        int status, sum_right;
+        char text[512];
+    } rank[RANKS];
+} board;
+
+typedef struct place {
+    board *b;
+    int rank, gathers, barriers;
+    int ranks, members[RANKS]; /* of this rank's group */
+} place;
+
+static bool wait_for(_Atomic int *word, int value) {
+    for (int i = 0; i < 20000; i++) {
+        if (atomic_load(word) >= value)
+            return true;
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    }
+    return false;
+}
+
+static int board_allgather(void *ctx, const void *mine, size_t bytes, void *all) {
+    place *p = ctx;
+    int half = p->gathers++ % 2;
+    if (bytes > BYTES)
+        return 1;
+    memcpy(p->b->data[half][p->rank], mine, bytes);
+    atomic_store(&p->b->gathers[p->rank], p->gathers);
+    for (int i = 0; i < p->ranks; i++) {
+        if (!wait_for(&p->b->gathers[p->members[i]], p->gathers))
+            return 2;
+        memcpy((char *)all + (size_t)i * bytes, p->b->data[half][p->members[i]], bytes);
+    }
+    return 0;
+}
+
+static int board_barrier(void *ctx) {
+    place *p = ctx;
+    atomic_store(&p->b->barriers[p->rank], ++p->barriers);
+    for (int i = 0; i < p->ranks; i++)
+        if (!wait_for(&p->b->barriers[p->members[i]], p->barriers))
+            return 2;
+    return 0;
+}
+
+/* A group over the bootstrap; its ranks add 1 << rank. */
+static void one_process(place *p, int chunks) {
+    const epo_engine *e = epo_engine_entry(EPO_ENGINE_ABI);
+    epo_bootstrap bootstrap = {sizeof bootstrap, p, board_allgather, board_barrier};
+    epo_engine_group g = {sizeof g, EPO_GROUP_CONFIG_INIT, "a test"};
+    epo_group *group = NULL;
+    float value = (float)(1 << p->rank), sum = 0;
+    g.config.engine = EPO_ENGINE_HOST;
+    g.config.rank = p->rank;
+    g.config.ranks = RANKS;
+    g.config.members = p->members;
+    g.config.nmembers = p->ranks;
+    g.config.bootstrap = &bootstrap;
+    g.config.overlap = EPO_OFF;
+    g.config.delay_wgrad = EPO_OFF;
+    g.config.dispatcher = EPO_DISPATCH_ALLTOALL;
+    g.config.chunks = chunks;
+    epo_status status = e->group_create(&g, &group);
+    for (int i = 0; i < p->ranks; i++)
+        sum += (float)(1 << p->members[i]);
+    if (status == EPO_OK)
+        status = e->group_allreduce(group, &value, 1, NULL);
+    p->b->rank[p->rank].status = (int)status;
+    p->b->rank[p->rank].sum_right = value == sum;
+    if (status != EPO_OK)
+        snprintf(p->b->rank[p->rank].text, sizeof p->b->rank[0].text, "%s", e->error());
+    (void)e->group_destroy(group);
+}
+
+/* Forks the ranks; those of `wrong` give chunks that nobody has.  The time it took. */
+static double run_processes(board *b, const int (*members)[RANKS], int size, int wrong) {
+    struct timespec start, end;
+    pid_t pid[RANKS];
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    for (int g = 0; g < RANKS / size; g++)
+        for (int i = 0; i < size; i++) {
+            place p = {.b = b, .rank = members[g][i], .ranks = size};
+            memcpy(p.members, members[g], sizeof p.members);
+            pid[p.rank] = fork();
+            if (pid[p.rank] == 0) {
+                one_process(&p, p.rank == wrong ? -1 : 1);
+                _exit(0);
+            }
+        }
+    for (int r = 0; r < RANKS; r++) {
+        int status = 1;
+        CU_ASSERT(pid[r] > 0 && waitpid(pid[r], &status, 0) == pid[r] && status == 0);
+    }
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    return (double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec);
+}
+
+static board *board_new(void) {
+    void *p = mmap(NULL, sizeof(board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        abort();
+    return p;
+}
+
+static void two_groups_by_bootstrap(void) {
+    const int members[2][RANKS] = {{2, 0}, {1, 3}};
+    board *b = board_new();
+    run_processes(b, members, 2, -1);
+    for (int r = 0; r < RANKS; r++) {
+        CU_ASSERT_EQUAL(b->rank[r].status, EPO_OK);
+        CU_ASSERT(b->rank[r].sum_right);
+        if (b->rank[r].status != EPO_OK)
+            fprintf(stderr, "rank %d: %s\n", r, b->rank[r].text);
+    }
+    munmap(b, sizeof *b);
+}
+
+/* Without being told the others would wait for 20 s, the bootstrap's own limit. */
+static void one_ranks_wrong_argument_is_everybodys(void) {
+    const int members[1][RANKS] = {{0, 1, 2, 3}};
+    board *b = board_new();
+    CU_ASSERT(run_processes(b, members, RANKS, 2) < 15);
+    for (int r = 0; r < RANKS; r++) {
+        CU_ASSERT_EQUAL(b->rank[r].status, EPO_E_ARG);
+        CU_ASSERT(strstr(b->rank[r].text, "chunks") != NULL);
+        CU_ASSERT(r == 2 || strstr(b->rank[r].text, "rank 2 made no group") != NULL);
+    }
+    munmap(b, sizeof *b);
+}
+
+int main(void) {
+    const CU_TestInfo tests[] = {
+        {"two groups by a caller's bootstrap", two_groups_by_bootstrap},
+        {"one rank's wrong argument is everybody's", one_ranks_wrong_argument_is_everybodys},
+        {"two groups of two in a step of four", two_groups_of_two_in_a_step_of_four},
+        CU_TEST_INFO_NULL,
+    };
+    return unit_run("moe groups", tests);
+}
