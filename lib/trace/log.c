@@ -279,6 +279,16 @@ static void feed_failure(epo_log *log, const char *line, uint64_t number) {
         }
 }
 
+/* "host engine, 4 ranks, emulated link ..."; "chunks chosen by the engine" may stand before. */
+static const char *engine_and_ranks(const char *at) {
+    const char *engine = NULL, *next = strstr(at, " engine, ");
+    for (; next != NULL; next = strstr(next + 1, " engine, "))
+        engine = next;
+    while (engine != NULL && engine > at && engine[-1] != ' ')
+        engine--; /* its name */
+    return engine;
+}
+
 /* ep-train: overlap on, dispatcher flex, weight gradients delayed, 4 chunks, host engine, 4 ranks
  * ep-train: 2 layers, ... ; seed 1 */
 static epo_status feed_ep_train(const char *line, uint64_t number, epo_dump_setting *setting,
@@ -302,9 +312,9 @@ static epo_status feed_ep_train(const char *line, uint64_t number, epo_dump_sett
     if (status == EPO_OK)
         status = setting(context, "delay_wgrad_compute",
                          strstr(at, "weight gradients delayed") != NULL ? "true" : "false", number);
-    const char *engine = strstr(at, "engine, "); /* "engine, 4 ranks, emulated link ..." */
-    if (status == EPO_OK && engine != NULL)
-        status = setting(context, "ep_train_ranks", engine + 8, number);
+    const char *ranks = engine_and_ranks(at);
+    if (status == EPO_OK && ranks != NULL)
+        status = setting(context, "ep_train_ranks", ranks, number);
     return status;
 }
 

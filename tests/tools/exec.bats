@@ -102,7 +102,7 @@ x[alltoall]'
     unset EP_OVERLAP_DECISION
     record python pretrain_gpt.py
     is '[pretrain_gpt.py]'
-    [[ $stderr == *'no decision'* && $(wc -l <<<"$stderr") = 1 ]]
+    [[ $stderr == *'not on in this step'* && $(wc -l <<<"$stderr") = 1 ]]
 }
 
 @test "auto adds to what enables overlap, and never refuses" {

@@ -389,11 +389,19 @@ static void ep_train_tells_its_settings(void) {
         "64 "
         "bytes from GPL (35149 bytes); seed 1",
         NULL};
-    check_settings(lines,
-                   "overlap_moe_expert_parallel_comm=true@1;moe_token_dispatcher_type=flex@1;"
-                   "delay_wgrad_compute=true@1;ep_train_ranks=4 ranks, emulated link 1 GB/s + "
-                   "5 us@1;ep_train_model=2 layers, hidden 64, 8 experts of 128, top 2, fp32; "
-                   "step of 1 x 4 sequences of 64 bytes from GPL (35149 bytes); seed 1@3;");
+    check_settings(
+        lines,
+        "overlap_moe_expert_parallel_comm=true@1;moe_token_dispatcher_type=flex@1;"
+        "delay_wgrad_compute=true@1;ep_train_ranks=host engine, 4 ranks, emulated link 1 GB/s + "
+        "5 us@1;ep_train_model=2 layers, hidden 64, 8 experts of 128, top 2, fp32; "
+        "step of 1 x 4 sequences of 64 bytes from GPL (35149 bytes); seed 1@3;");
+    static const char *const chosen[] = {
+        "ep-train: overlap on, dispatcher alltoall, weight gradients at once, chunks chosen by the "
+        "engine, host engine, 4 ranks",
+        NULL};
+    check_settings(chosen, "overlap_moe_expert_parallel_comm=true@1;"
+                           "moe_token_dispatcher_type=alltoall@1;delay_wgrad_compute=false@1;"
+                           "ep_train_ranks=host engine, 4 ranks@1;");
 }
 
 int main(void) {

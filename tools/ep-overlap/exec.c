@@ -314,7 +314,7 @@ static int prepare(exec_work *w) {
                  reason != NULL ? reason : "no reason is given");
     else
         snprintf(what, sizeof what,
-                 "no decision for overlap (srun --ep-overlap=on), nothing is added");
+                 "overlap is not on in this step (srun --ep-overlap=on), nothing is added");
     tell_command(w, what, NULL);
     return EPO_EXIT_FINE;
 }
