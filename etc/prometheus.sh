@@ -23,15 +23,24 @@ trap 'rm -f "$new"' EXIT
 awk '
     BEGIN { split("on off refused", words, " ") }
     !/ep-overlap: step [0-9]+\.[0-9]+: / { next }
-    { sub(/.*ep-overlap: step [0-9.]+: /, "") }
+    { sub(/.*ep-overlap: step /, ""); step = $1; sub(/^[0-9.]+: /, "") }
     /^refused: / { steps["refused"]++; next }
     /^on, / {
         steps["on"]++
         dispatcher = $3
         sub(/,$/, "", dispatcher)
-        if (dispatcher ~ /^[a-z:]+$/) on[dispatcher]++
+        if (dispatcher !~ /^[a-z:]+$/) dispatcher = "other"
+        on[of[step] = dispatcher]++
         next
     }
+    # what a task came to, at the end of a step whose first line said on
+    /^was (refused|off)/ {
+        steps[/^was refused/ ? "refused" : "off"]++
+        if (/^was off instead/) failed++
+        if (step in of) { steps["on"]--; on[of[step]]--; delete of[step] }
+        next
+    }
+    /^off instead/ { failed++ }
     /^off: / { broken++ }
     /^off/ { steps["off"]++ }
     END {
@@ -46,6 +55,9 @@ awk '
         print "# HELP ep_overlap_broken_configuration_total Steps that found a broken ep_overlap.conf."
         print "# TYPE ep_overlap_broken_configuration_total counter"
         printf "ep_overlap_broken_configuration_total %d\n", broken
+        print "# HELP ep_overlap_requests_not_served_total Steps that asked for overlap and ran as off (on_failed_request)."
+        print "# TYPE ep_overlap_requests_not_served_total counter"
+        printf "ep_overlap_requests_not_served_total %d\n", failed
     }' "$log" >"$new"
 chmod 644 "$new" # mktemp makes it 0600
 mv -f "$new" "$output"

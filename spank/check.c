@@ -79,17 +79,21 @@ static void probe(struct variables *variables, char *const *arguments, int count
         (void)epo_facts_set_unknown(facts, EP_CHECK_STOPPED, plugin->probe_error, "the probe");
 }
 
+enum place { EVERYWHERE, HERE, EITHER };
+
 /* Lines of one severity, once each; those about the user's variables are
  * task_warn.c's. */
-static void write_lines(const epo_findings *findings, epo_severity severity, char *text,
-                        size_t room) {
+static void write_lines(const epo_findings *findings, epo_severity severity, enum place place,
+                        char *text, size_t room) {
     size_t used = strlen(text);
     for (size_t i = 0; i < findings->count; i++) {
         char line[EPO_ERROR_MAX];
         const epo_finding *finding = &findings->item[i];
         const epo_rule *rule = epo_rules_find(finding->id);
-        if (finding->severity != severity || (severity == EPO_SEVERITY_WARN && rule != NULL &&
-                                              strstr(rule->condition, "env.") != NULL))
+        if (finding->severity != severity ||
+            (place != EITHER && finding->here != (place == HERE)) ||
+            (severity == EPO_SEVERITY_WARN && rule != NULL &&
+             strstr(rule->condition, "env.") != NULL))
             continue;
         epo_finding_text(finding, line, sizeof line);
         epo_text_clean(line);
@@ -105,10 +109,9 @@ static void write_lines(const epo_findings *findings, epo_severity severity, cha
 }
 
 static void take_findings(const epo_findings *findings, struct ep_verdict *verdict) {
-    write_lines(findings, EPO_SEVERITY_ERROR, verdict->errors, sizeof verdict->errors);
-    write_lines(findings, EPO_SEVERITY_WARN, verdict->warnings, sizeof verdict->warnings);
-    for (size_t i = 0; i < findings->count; i++)
-        verdict->here |= findings->item[i].here && findings->item[i].severity == EPO_SEVERITY_ERROR;
+    write_lines(findings, EPO_SEVERITY_ERROR, HERE, verdict->errors, sizeof verdict->errors);
+    write_lines(findings, EPO_SEVERITY_ERROR, EVERYWHERE, verdict->shared, sizeof verdict->shared);
+    write_lines(findings, EPO_SEVERITY_WARN, EITHER, verdict->warnings, sizeof verdict->warnings);
 }
 
 /* What a framework's arguments say of overlap itself. */
@@ -175,6 +178,14 @@ static epo_status judge(struct variables *variables, const struct ep_vector *vec
     return status;
 }
 
+/* Our own programs need no interceptor. */
+static bool is_ours(const struct ep_vector *vector) {
+    const char *name = vector->count > 0 ? vector->arguments[0] : "";
+    const char *slash = strrchr(name, '/');
+    name = slash != NULL ? slash + 1 : name;
+    return strcmp(name, "ep-train") == 0 || strcmp(name, "ep-overlap") == 0;
+}
+
 /* The node is looked at for the first program that concerns it; without GPUs and
  * without a framework there is the host engine, and nothing that rules speak of. */
 static epo_status ask(struct variables *variables, bool gpus, struct ep_verdict *verdict) {
@@ -191,12 +202,19 @@ static epo_status ask(struct variables *variables, bool gpus, struct ep_verdict 
         status = epo_program_read(vector->arguments, vector->count, &program);
         if (status == EPO_OK && program.kind == EPO_PROGRAM_UNDECIDED)
             snprintf(verdict->undecided, sizeof verdict->undecided, "%s", program.why);
+        verdict->other |=
+            status == EPO_OK && program.kind != EPO_PROGRAM_FRAMEWORK && !is_ours(vector);
         if (status == EPO_OK && program.kind == EPO_PROGRAM_FRAMEWORK) {
             status = judge(variables, vector, &program, !looked, gpus, verdict);
             looked = true;
         }
         epo_program_free(&program);
     }
+    /* Slurm shows its runtime's command there instead */
+    if (!looked && verdict->undecided[0] == '\0' &&
+        task_variable(variables, "SLURM_CONTAINER") != NULL)
+        snprintf(verdict->undecided, sizeof verdict->undecided,
+                 "the program of an OCI container is not seen");
     if (status == EPO_OK && gpus && !looked) {
         static const epo_program other;
         status = judge(variables, programs.count == 1 ? &programs.vectors[0] : &none, &other, true,

@@ -31,17 +31,26 @@ struct ep_verdict {
     bool made;
     bool lacks;          /* a framework's arguments do not enable overlap */
     char undecided[256]; /* "": every program could be read */
-    bool here;           /* some of it is this node's own: another node may say otherwise */
-    char errors[4096];   /* "" when nothing does */
+    bool other;          /* a program is neither a framework's nor ours: it may call NCCL */
+    char errors[4096];   /* the node's own; "" when nothing does */
+    char shared[4096];   /* what every node of the step finds, by the arguments alone */
     char warnings[2048]; /* for the user, once per step */
+};
+
+/* The first task of a node has tried to load a library. */
+struct ep_tried {
+    bool done;
+    char why[256]; /* "": the loader takes it */
 };
 
 /* Shared by the tasks of one step on one node: made before they are forked. */
 struct ep_shared {
     pthread_mutex_t lock; /* robust, between processes */
-    bool tried;           /* the first task has tried the library here, and */
-    char why[256];        /* this speaks against it */
-    bool refused;         /* one task has said why this node refuses */
+    struct ep_tried library, interceptor;
+    bool ended;   /* one task has said why the step is not served here: */
+    bool refused; /* it ends, or else runs as off */
+    char ended_why[EPO_ERROR_MAX];
+    bool told_off; /* the user knows */
     struct ep_verdict verdict;
 };
 
@@ -64,13 +73,16 @@ struct ep_plugin {
     bool srun_step; /* one of srun's own steps */
     struct epo_decision decision;
     char refusal[EPO_ERROR_MAX]; /* not empty: the step is refused in task_init */
+    bool refusal_shared;         /* by srun, so on every node */
     struct ep_preload preload;
-    char preload_error[EPO_ERROR_MAX]; /* not empty: why there is none */
-    const char *gpu_class;             /* this node's, by the configuration; NULL: not told */
-    int probe;                         /* the probe's program, checked and open; or -1 */
-    char probe_error[EPO_ERROR_MAX];   /* not empty: why it is not, or gave no answer */
-    struct ep_verdict verdict;         /* without shared memory */
-    struct ep_shared *shared;          /* NULL: every task stands for itself */
+    char preload_error[EPO_ERROR_MAX];   /* not empty: why there is none */
+    struct ep_preload intercept;         /* the interceptor; no path: */
+    char intercept_error[EPO_ERROR_MAX]; /* why there is none */
+    const char *gpu_class;               /* this node's, by the configuration; NULL: not told */
+    int probe;                           /* the probe's program, checked and open; or -1 */
+    char probe_error[EPO_ERROR_MAX];     /* not empty: why it is not, or gave no answer */
+    struct ep_verdict verdict;           /* without shared memory */
+    struct ep_shared *shared;            /* NULL: every task stands for itself */
 };
 
 /* options.c: registers the options; `callback` belongs to the caller, because
@@ -98,6 +110,18 @@ int ep_submit_record(struct ep_plugin *plugin, spank_t spank);
 void ep_step_decide(struct ep_plugin *plugin, spank_t spank);
 /* The node's name as slurmd gave it. */
 const char *ep_node_name(const struct ep_plugin *plugin);
+
+/* intercept.c: looks for the interceptor beside the library. */
+void ep_intercept_find(struct ep_plugin *plugin, const char *library);
+
+/* serve.c: what cannot be served.  `here`: another node may well serve it. */
+bool ep_serve_must_refuse(const struct ep_plugin *plugin, spank_t spank, bool here);
+/* The first line of `why` becomes the reason. */
+void ep_serve_as_off(struct ep_plugin *plugin, const char *why);
+/* For the end of the step; true for the first task of the node that gets here. */
+bool ep_serve_note(struct ep_plugin *plugin, bool refused, const char *why);
+/* What the tasks came to, if it is not what the step's line said. */
+void ep_serve_log(const struct ep_plugin *plugin);
 
 /* shared.c */
 struct ep_shared *ep_shared_create(void);

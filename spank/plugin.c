@@ -54,6 +54,7 @@ int slurm_spank_exit(spank_t spank, int count, char **arguments) {
     (void)spank;
     (void)count;
     (void)arguments;
+    ep_serve_log(&plugin);
     ep_plugin_end(&plugin);
     return 0;
 }

@@ -34,6 +34,8 @@ void ep_preload_judge(struct ep_plugin *plugin, spank_t spank, const struct ep_p
                       char *why, size_t room);
 /* The same for a program that enters a container by itself. */
 void ep_preload_judge_container(struct ep_plugin *plugin, spank_t spank, char *why, size_t room);
+/* Does the loader take the interceptor?  Tried once per node. */
+bool ep_preload_try_intercept(struct ep_plugin *plugin, spank_t spank, char *why, size_t room);
 /* The same for the loader of this node or container, tried once per node. */
 void ep_preload_try(struct ep_plugin *plugin, spank_t spank, char *why, size_t room);
 

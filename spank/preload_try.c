@@ -24,10 +24,11 @@ static char *variable(const char *name, const char *value) {
     return epo_text_take(&text);
 }
 
-static void try_once(struct ep_plugin *plugin, spank_t spank, char *why, size_t room) {
+static void try_once(struct ep_plugin *plugin, spank_t spank, const char *library, char *why,
+                     size_t room) {
     char said[256] = "";
     char *search = plugin->api->task_getenv(spank, "LD_LIBRARY_PATH");
-    char *preload = variable("LD_PRELOAD", plugin->preload.path);
+    char *preload = variable("LD_PRELOAD", library);
     char *path = search != NULL ? variable("LD_LIBRARY_PATH", search) : NULL;
     char *arguments[] = {(char *)(uintptr_t)PROGRAM, NULL};
     char *environment[] = {preload, path, NULL};
@@ -43,17 +44,32 @@ static void try_once(struct ep_plugin *plugin, spank_t spank, char *why, size_t 
     free(path);
 }
 
-void ep_preload_try(struct ep_plugin *plugin, spank_t spank, char *why, size_t room) {
+/* One library's answer, kept for the node's other tasks. */
+static void try_for_node(struct ep_plugin *plugin, spank_t spank, const char *library,
+                         struct ep_tried *tried, char *why, size_t room) {
     struct ep_shared *shared = plugin->shared;
     why[0] = '\0';
     if (shared == NULL || !ep_shared_lock(shared)) {
-        try_once(plugin, spank, why, room);
+        try_once(plugin, spank, library, why, room);
         return;
     }
-    if (!shared->tried) {
-        try_once(plugin, spank, shared->why, sizeof shared->why);
-        shared->tried = true;
+    if (!tried->done) {
+        try_once(plugin, spank, library, tried->why, sizeof tried->why);
+        tried->done = true;
     }
-    snprintf(why, room, "%s", shared->why);
+    snprintf(why, room, "%s", tried->why);
     ep_shared_unlock(shared);
+}
+
+void ep_preload_try(struct ep_plugin *plugin, spank_t spank, char *why, size_t room) {
+    struct ep_shared *shared = plugin->shared;
+    try_for_node(plugin, spank, plugin->preload.path, shared != NULL ? &shared->library : NULL, why,
+                 room);
+}
+
+bool ep_preload_try_intercept(struct ep_plugin *plugin, spank_t spank, char *why, size_t room) {
+    struct ep_shared *shared = plugin->shared;
+    try_for_node(plugin, spank, plugin->intercept.path,
+                 shared != NULL ? &shared->interceptor : NULL, why, room);
+    return why[0] == '\0';
 }

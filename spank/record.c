@@ -75,6 +75,7 @@ bool ep_record_read(const char *text, bool shared, struct ep_plugin *plugin) {
     if (numbers[AT_STATE] == STATE_REFUSED) {
         snprintf(plugin->refusal, sizeof plugin->refusal, "%s", reason);
         epo_text_clean(plugin->refusal);
+        plugin->refusal_shared = true;
     }
     return true;
 }

@@ -139,9 +139,22 @@ static void find_library(struct ep_plugin *plugin, const struct epo_policy_input
                            : EP_LIBRARY;
     if (ep_preload_find(path, &plugin->trust, &plugin->preload) != EPO_OK)
         snprintf(plugin->preload_error, sizeof plugin->preload_error, "%s", epo_fail_text());
+    ep_intercept_find(plugin, path);
     const struct epo_class *class =
         plugin->config != NULL ? epo_auto_class(input, ep_node_name(plugin)) : NULL;
     plugin->gpu_class = class != NULL ? class->name : NULL;
+}
+
+/* A missing library is known before any task is. */
+static void settle_library(struct ep_plugin *plugin, spank_t spank) {
+    char why[EPO_ERROR_MAX];
+    if (plugin->preload_error[0] == '\0')
+        return;
+    snprintf(why, sizeof why, "the library cannot be preloaded: %.900s", plugin->preload_error);
+    if (ep_serve_must_refuse(plugin, spank, true))
+        snprintf(plugin->refusal, sizeof plugin->refusal, "%s", why);
+    else
+        ep_serve_as_off(plugin, why);
 }
 
 void ep_step_decide(struct ep_plugin *plugin, spank_t spank) {
@@ -171,8 +184,9 @@ void ep_step_decide(struct ep_plugin *plugin, spank_t spank) {
     if (plugin->decision.on && plugin->refusal[0] == '\0') {
         find_library(plugin, &input);
         ep_check_open(plugin);
+        settle_library(plugin, spank);
     }
-    if (plugin->decision.on || plugin->refusal[0] != '\0')
+    if (plugin->decision.on || plugin->decision.explicit_on || plugin->refusal[0] != '\0')
         plugin->shared = ep_shared_create();
     log_step(plugin);
 }

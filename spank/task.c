@@ -11,20 +11,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A step that asked for it fails; one that did not runs as off.  True when the
- * task goes on. */
-static bool cannot_serve(struct ep_plugin *plugin, spank_t spank, const char *why) {
-    bool warn = plugin->config != NULL && plugin->config->on_failed_request == EPO_FAILED_WARN;
-    if (plugin->decision.explicit_on && !warn) {
-        ep_task_refuse(plugin, spank, why);
+/* `why` is this node's own, `shared` what every node of the step finds.  True when the
+ * task goes on, as off. */
+static bool cannot_serve(struct ep_plugin *plugin, spank_t spank, const char *why,
+                         const char *shared) {
+    const char *reason = why[0] != '\0' ? why : shared;
+    if (ep_serve_must_refuse(plugin, spank, why[0] != '\0')) {
+        ep_task_refuse(plugin, spank, why, shared);
         return false;
     }
-    if (plugin->decision.explicit_on)
-        wrap_format(plugin->api->task_say, "ep-overlap: %s: off instead of on: %.*s",
-                    ep_node_name(plugin), (int)strcspn(why, "\n"), why);
-    plugin->decision.on = false;
-    snprintf(plugin->decision.reason, sizeof plugin->decision.reason, "%.*s",
-             (int)strcspn(why, "\n"), why);
+    ep_serve_note(plugin, false, reason);
+    ep_serve_as_off(plugin, reason);
     return true;
 }
 
@@ -34,49 +31,78 @@ static void add_reason(struct ep_plugin *plugin, const char *more) {
     snprintf(reason + used, sizeof plugin->decision.reason - used, "; %s", more);
 }
 
+/* What the task gets. */
+struct prepared {
+    const char *preload; /* the library to load, or "" */
+    const char *warnings;
+    bool other; /* a program may call NCCL itself */
+    struct ep_intercept intercept;
+};
+
 /* The nodes of a step never differ: what may hold here and not elsewhere ends a step
  * of several nodes, whoever asked for overlap. */
-static bool check(struct ep_plugin *plugin, spank_t spank, bool gpus, const char **warnings) {
+static bool check(struct ep_plugin *plugin, spank_t spank, bool gpus, struct prepared *task) {
     const struct ep_verdict *verdict = ep_check_node(plugin, spank, gpus);
-    uint32_t nodes = 1;
-    *warnings = verdict->warnings;
+    task->warnings = verdict->warnings;
+    task->other = verdict->other;
     if (plugin->decision.automatic && !plugin->decision.explicit_on && verdict->lacks) {
-        const char *why = strstr(verdict->errors, "ARG-OVERLAP");
-        plugin->decision.on = false; /* on every node alike */
+        const char *why = strstr(verdict->shared, "ARG-OVERLAP");
+        char text[EPO_DECISION_REASON_MAX];
         why = why != NULL ? why : "the program's arguments do not enable overlap";
-        snprintf(plugin->decision.reason, sizeof plugin->decision.reason, "auto: %.*s",
-                 (int)strcspn(why, "\n"), why);
+        snprintf(text, sizeof text, "auto: %.*s", (int)strcspn(why, "\n"), why);
+        ep_serve_note(plugin, false, text);
+        ep_serve_as_off(plugin, text); /* on every node alike */
         return true;
     }
-    if (verdict->errors[0] == '\0') {
+    if (verdict->errors[0] != '\0' || verdict->shared[0] != '\0')
+        return cannot_serve(plugin, spank, verdict->errors, verdict->shared);
+    if (verdict->undecided[0] != '\0') {
         char more[sizeof verdict->undecided + 32];
         snprintf(more, sizeof more, "arguments undecided: %s", verdict->undecided);
-        if (verdict->undecided[0] != '\0')
-            add_reason(plugin, more);
-        return true;
+        add_reason(plugin, more);
     }
-    bool many = plugin->api->get_number(spank, S_JOB_NNODES, &nodes) == 0 && nodes > 1;
-    if (!plugin->decision.explicit_on && many && verdict->here) {
-        ep_task_refuse(plugin, spank, verdict->errors);
-        return false;
-    }
-    return cannot_serve(plugin, spank, verdict->errors);
+    return true;
 }
 
-/* Turns the decision into what this node and program can do; `preload` becomes
- * the library to load or "".  False: the task ends. */
-static bool prepare(struct ep_plugin *plugin, spank_t spank, const char **preload,
-                    const char **warnings) {
+/* A backend of GPUs that somebody named is not what runs here. */
+static void add_host_engine(struct ep_plugin *plugin) {
+    const char *backend = epo_dispatcher_backend(plugin->decision.choice[EPO_OPT_DISPATCHER].value);
+    char more[128];
+    snprintf(more, sizeof more, "no GPUs: host engine%s%s",
+             backend != NULL ? ", with its own flex instead of " : "",
+             backend != NULL ? backend : "");
+    add_reason(plugin, more);
+}
+
+/* The program may call NCCL itself. */
+static void add_interceptor(struct ep_plugin *plugin, spank_t spank, struct ep_intercept *wanted) {
+    char why[256];
+    ep_intercept_judge(plugin, spank, wanted);
+    if (wanted->library != NULL && !ep_preload_try_intercept(plugin, spank, why, sizeof why)) {
+        wanted->library = NULL;
+        snprintf(wanted->why, sizeof wanted->why, "NCCL is not intercepted: %s", why);
+    }
+    if (wanted->why[0] != '\0')
+        add_reason(plugin, wanted->why);
+    else if (wanted->library != NULL)
+        add_reason(plugin, strcmp(wanted->mode, EPO_INTERPOSE_OBSERVE) == 0 ? "NCCL observed"
+                                                                            : "NCCL accelerated");
+}
+
+/* Turns the decision into what this node and program can do.  False: the task ends. */
+static bool prepare(struct ep_plugin *plugin, spank_t spank, struct prepared *task) {
     char why[EPO_ERROR_MAX + 64];
-    *preload = *warnings = "";
+    memset(task, 0, sizeof *task);
+    task->preload = task->warnings = "";
     if (!plugin->decision.on)
         return true;
     bool gpus = ep_task_has_gpus(plugin, spank);
     if (!gpus && plugin->config != NULL && plugin->config->checks.require_gpu)
         return cannot_serve(plugin, spank,
                             "the step holds no GPU, and the site requires one "
-                            "(checks.require_gpu); ask for one with --gpus or --gres");
-    if (!check(plugin, spank, gpus, warnings))
+                            "(checks.require_gpu); ask for one with --gpus or --gres",
+                            "");
+    if (!check(plugin, spank, gpus, task))
         return false;
     if (!plugin->decision.on)
         return true;
@@ -84,17 +110,19 @@ static bool prepare(struct ep_plugin *plugin, spank_t spank, const char **preloa
         snprintf(plugin->preload_error, sizeof plugin->preload_error, "%s", epo_fail_text());
     if (plugin->preload_error[0] != '\0') {
         snprintf(why, sizeof why, "the library cannot be preloaded: %s", plugin->preload_error);
-        return cannot_serve(plugin, spank, why);
+        return cannot_serve(plugin, spank, why, "");
     }
     if (!gpus)
-        add_reason(plugin, "no GPUs: host engine");
+        add_host_engine(plugin);
     ep_preload_judge_container(plugin, spank, why, sizeof why);
     if (why[0] == '\0')
         ep_preload_judge(plugin, spank, &plugin->preload, why, sizeof why);
     if (why[0] == '\0')
         ep_preload_try(plugin, spank, why, sizeof why);
     if (why[0] == '\0') {
-        *preload = plugin->preload.path;
+        task->preload = plugin->preload.path;
+        if (gpus && task->other)
+            add_interceptor(plugin, spank, &task->intercept);
     } else {
         char more[sizeof why + 32];
         snprintf(more, sizeof more, "not preloaded: %s", why);
@@ -113,10 +141,26 @@ static bool is_task_zero(struct ep_plugin *plugin, spank_t spank) {
     return zero && plugin->api->get_number(spank, S_TASK_GLOBAL_ID, &task) == 0 && task == 0;
 }
 
+/* A request that is not served here, once for each node that does not. */
+static void tell_failed(struct ep_plugin *plugin) {
+    bool first = true;
+    if (!plugin->decision.explicit_on || plugin->decision.on)
+        return;
+    if (plugin->shared != NULL && ep_shared_lock(plugin->shared)) {
+        first = !plugin->shared->told_off;
+        plugin->shared->told_off = true;
+        ep_shared_unlock(plugin->shared);
+    }
+    if (first)
+        wrap_format(plugin->api->task_say, "ep-overlap: %s: off instead of on: %s",
+                    ep_node_name(plugin), plugin->decision.reason);
+}
+
 /* What the user who gave an option is told, once per step. */
 static void tell(struct ep_plugin *plugin, spank_t spank, const char *set, const char *warnings) {
     char text[EPO_DECISION_REASON_MAX + 128];
-    if (!plugin->decision.any_option || !is_task_zero(plugin, spank))
+    bool failed = plugin->decision.explicit_on && !plugin->decision.on; /* told by each node */
+    if (!plugin->decision.any_option || failed || !is_task_zero(plugin, spank))
         return;
     epo_decision_text(&plugin->decision, text, sizeof text);
     wrap_format(plugin->api->task_say, "ep-overlap: %s", text);
@@ -147,17 +191,20 @@ int ep_task_start(struct ep_plugin *plugin, spank_t spank) {
     }
     ep_task_restore(plugin, spank);
     if (plugin->refusal[0] != '\0') {
-        ep_task_refuse(plugin, spank, plugin->refusal);
+        bool shared = plugin->refusal_shared;
+        ep_task_refuse(plugin, spank, shared ? "" : plugin->refusal, shared ? plugin->refusal : "");
         return -1;
     }
-    const char *preload, *warnings;
+    struct prepared task;
     char *set = NULL;
-    if (!prepare(plugin, spank, &preload, &warnings))
+    if (!prepare(plugin, spank, &task))
         return -1;
-    if (is_visible(&plugin->decision) && ep_task_set(plugin, spank, preload, &set) != EPO_OK &&
-        !cannot_serve(plugin, spank, epo_fail_text()))
+    if (is_visible(&plugin->decision) &&
+        ep_task_set(plugin, spank, task.preload, &task.intercept, &set) != EPO_OK &&
+        !cannot_serve(plugin, spank, epo_fail_text(), ""))
         return -1;
-    tell(plugin, spank, set, warnings);
+    tell_failed(plugin);
+    tell(plugin, spank, set, task.warnings);
     free(set);
     return 0;
 }

@@ -24,10 +24,20 @@ struct ep_writer {
 void ep_writer_set(struct ep_writer *writer, const char *name, const char *value);
 /* Only where the user has none. */
 void ep_writer_preset(struct ep_writer *writer, const char *name, const char *value);
+/* intercept.c: the interceptor beside our library, checked in slurmstepd. */
+struct ep_intercept {
+    const char *library; /* NULL: none */
+    char mode[16];       /* observe | accelerate */
+    bool record;
+    char why[512]; /* not "": why the step gets none */
+};
+/* For a step with GPUs and a program that may call NCCL. */
+void ep_intercept_judge(struct ep_plugin *plugin, spank_t spank, struct ep_intercept *wanted);
 /* Sets what the decision calls for, `preload` ("" for none) appended to the
  * user's LD_PRELOAD, and records it.  `*told` lists what was set beside our own
  * variables, to be freed by the caller. */
-epo_status ep_task_set(struct ep_plugin *plugin, spank_t spank, const char *preload, char **told);
+epo_status ep_task_set(struct ep_plugin *plugin, spank_t spank, const char *preload,
+                       const struct ep_intercept *intercept, char **told);
 
 /* task_vars.c: the site's variables and the table of an overlap run. */
 void ep_task_variables(struct ep_writer *writer, epo_facts *facts);
@@ -68,9 +78,10 @@ const struct ep_verdict *ep_check_node(struct ep_plugin *plugin, spank_t spank, 
 /* task_warn.c: says which of the user's own variables hurt an overlap run. */
 void ep_task_warn(struct ep_plugin *plugin, spank_t spank);
 
-/* refuse.c: `why` line by line, the end of the step, the end of the task.  Does not
- * return outside of tests. */
-void ep_task_refuse(struct ep_plugin *plugin, spank_t spank, const char *why);
+/* refuse.c: the reasons line by line, the end of the step, the end of the task.  `why` is
+ * this node's own; `shared` is what every node of the step finds, and is said once.  Does
+ * not return outside of tests. */
+void ep_task_refuse(struct ep_plugin *plugin, spank_t spank, const char *why, const char *shared);
 
 /* batch.c: says that the options apply to srun's steps, when a batch script has
  * none. */

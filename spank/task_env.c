@@ -21,13 +21,23 @@ static void put(struct ep_plugin *plugin, spank_t spank, const char *name, const
 /* The user changed the list since we set it: only what we added goes. */
 static void take_out_ours(struct ep_plugin *plugin, spank_t spank,
                           const struct epo_env_entry *entry, const char *now) {
-    const char *ours = strrchr(entry->value, ':');
-    char *rest = NULL;
-    ours = ours != NULL ? ours + 1 : entry->value;
-    if (!epo_env_list_has(now, ours) || epo_env_list_remove(now, ours, &rest) != EPO_OK)
-        return;
-    put(plugin, spank, PRELOAD, rest[0] != '\0' ? rest : NULL);
+    char *rest = strdup(now), *set = strdup(entry->value), *at = NULL;
+    bool changed = false;
+    for (char *part = set != NULL ? strtok_r(set, ":", &at) : NULL; part != NULL && rest != NULL;
+         part = strtok_r(NULL, ":", &at)) {
+        char *without = NULL;
+        bool before = entry->before != NULL && epo_env_list_has(entry->before, part);
+        if (before || !epo_env_list_has(rest, part) ||
+            epo_env_list_remove(rest, part, &without) != EPO_OK)
+            continue;
+        free(rest);
+        rest = without;
+        changed = true;
+    }
+    if (changed)
+        put(plugin, spank, PRELOAD, rest[0] != '\0' ? rest : NULL);
     free(rest);
+    free(set);
 }
 
 static void restore_one(struct ep_plugin *plugin, spank_t spank,
@@ -72,13 +82,18 @@ void ep_writer_preset(struct ep_writer *writer, const char *name, const char *va
     free(now);
 }
 
-static void set_preload(struct ep_writer *writer, const char *library) {
-    char *before = writer->plugin->api->task_getenv(writer->spank, PRELOAD), *list = NULL;
+/* The interceptor (NULL: none) stands before the library: both come after the user's. */
+static void set_preload(struct ep_writer *writer, const char *interceptor, const char *library) {
+    char *before = writer->plugin->api->task_getenv(writer->spank, PRELOAD);
+    char *first = NULL, *list = NULL;
+    if (writer->status == EPO_OK && interceptor != NULL)
+        writer->status = epo_env_list_append(before, interceptor, &first);
     if (writer->status == EPO_OK)
-        writer->status = epo_env_list_append(before, library, &list);
+        writer->status = epo_env_list_append(first != NULL ? first : before, library, &list);
     if (writer->status == EPO_OK)
         ep_writer_set(writer, PRELOAD, list);
     free(list);
+    free(first);
     free(before);
 }
 
@@ -115,15 +130,26 @@ static void set_choices(struct ep_writer *writer) {
     epo_facts_destroy(facts);
 }
 
-epo_status ep_task_set(struct ep_plugin *plugin, spank_t spank, const char *preload, char **told) {
+static void set_libraries(struct ep_writer *writer, const char *preload,
+                          const struct ep_intercept *intercept) {
+    if (preload[0] == '\0')
+        return;
+    set_preload(writer, intercept->library, preload);
+    if (intercept->library != NULL)
+        ep_writer_preset(writer, EPO_OUT_INTERPOSE, intercept->mode);
+    if (intercept->library != NULL && intercept->record)
+        ep_writer_preset(writer, EPO_OUT_RECORD, "1");
+}
+
+epo_status ep_task_set(struct ep_plugin *plugin, spank_t spank, const char *preload,
+                       const struct ep_intercept *intercept, char **told) {
     struct ep_writer writer = {plugin, spank, EPO_ENV_RECORD_INIT, EPO_TEXT_INIT, EPO_OK};
     char *text = NULL;
     ep_writer_set(&writer, EPO_OUT_DECISION, plugin->decision.on ? "on" : "off");
     ep_writer_set(&writer, EPO_OUT_REASON, plugin->decision.reason);
     if (plugin->decision.on)
         set_choices(&writer);
-    if (preload[0] != '\0')
-        set_preload(&writer, preload);
+    set_libraries(&writer, preload, intercept);
     if (writer.status == EPO_OK)
         writer.status = epo_env_record_write(&writer.record, &text);
     if (writer.status == EPO_OK && plugin->api->task_setenv(spank, EPO_OUT_SET, text) != 0)

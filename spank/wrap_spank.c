@@ -37,7 +37,15 @@ static int real_get_groups(spank_t spank, int room, gid_t *groups) {
 }
 
 static int real_get_arguments(spank_t spank, int *count, char ***arguments) {
-    return spank_get_item(spank, S_JOB_ARGV, count, arguments) == ESPANK_SUCCESS ? 0 : -1;
+    int told = 0, got = 0;
+    if (spank_get_item(spank, S_JOB_ARGV, &told, arguments) != ESPANK_SUCCESS || *arguments == NULL)
+        return -1;
+    /* For a step with --container Slurm 22.05 puts its own, shorter vector there and leaves
+     * the count as it was. */
+    while (got < told && (*arguments)[got] != NULL)
+        got++;
+    *count = got;
+    return 0;
 }
 
 static char *real_task_getenv(spank_t spank, const char *name) {
@@ -172,6 +180,12 @@ static int real_run(char *const arguments[], char *const environment[], int time
     return status;
 }
 
+static void real_pause(int ms) {
+    struct timespec left = {ms / 1000, ms % 1000 * 1000000L};
+    while (nanosleep(&left, &left) != 0 && errno == EINTR)
+        ;
+}
+
 static void real_exit_submission(int status) { exit(status); }
 static void real_exit_task(int status) { _exit(status); }
 
@@ -195,6 +209,7 @@ const struct wrap_spank wrap_spank_real = {
     .log_error = real_log_error,
     .task_say = real_task_say,
     .run = real_run,
+    .pause = real_pause,
     .probe = epo_probe_run,
     .exit_submission = real_exit_submission,
     .exit_task = real_exit_task,

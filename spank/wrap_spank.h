@@ -53,6 +53,7 @@ struct wrap_spank {
      * `said` (may be NULL) receives the beginning of its stderr. */
     int (*run)(char *const arguments[], char *const environment[], int timeout_ms, char *said,
                size_t room);
+    void (*pause)(int ms);
     /* epo_probe_run() */
     epo_status (*probe)(const struct epo_probe_request *request, epo_facts *facts);
     void (*exit_submission)(int status); /* of srun, sbatch, salloc, before anything is allocated */

@@ -22,7 +22,13 @@
 /* For scripts that build a command line inside the task. */
 #define EPO_OUT_MEGATRON_ARGS "EP_OVERLAP_MEGATRON_ARGS"       /* Megatron-LM's arguments */
 #define EPO_OUT_BRIDGE_OVERRIDES "EP_OVERLAP_BRIDGE_OVERRIDES" /* Megatron-Bridge's */
-#define EPO_OUT_SET "EP_OVERLAP_SET" /* what was set and what stood there before */
+/* For programs that call NCCL themselves; a user's own value is kept. */
+#define EPO_OUT_INTERPOSE "EP_OVERLAP_INTERPOSE" /* off | observe | accelerate */
+#define EPO_INTERPOSE_OFF "off"
+#define EPO_INTERPOSE_OBSERVE "observe"
+#define EPO_INTERPOSE_ACCELERATE "accelerate"
+#define EPO_OUT_RECORD "EP_OVERLAP_RECORD" /* 1: record what they communicate */
+#define EPO_OUT_SET "EP_OVERLAP_SET"       /* what was set and what stood there before */
 
 /* From srun's plugin to the nodes' plugin: the step's decision.  Named SLURM_ so
  * that --export=NONE lets it pass; removed before the task starts. */

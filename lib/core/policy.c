@@ -295,5 +295,6 @@ void epo_decision_text(const struct epo_decision *decision, char *text, size_t r
                  choice[EPO_OPT_DELAY_WGRAD].value == EPO_WGRAD_DELAYED ? ", delayed wgrad" : "",
                  decision->reason);
     else
-        snprintf(text, room, "off (%s)", decision->reason);
+        snprintf(text, room, "off%s (%s)", decision->explicit_on ? " instead of on" : "",
+                 decision->reason);
 }

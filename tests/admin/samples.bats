@@ -26,13 +26,20 @@ any_lua() {
 [2026-11-29T18:12:21.044] [3.0] error: ep-overlap: step 3.0: refused: --ep-overlap=on is denied
 [2026-11-29T18:12:21.045] [4.0] error: ep-overlap: step 4.0: off: /etc/ep_overlap.conf:3: unknown key "a"
 [2026-11-29T18:12:21.046] [4.0] another line: ep-overlap is on
+[2026-11-29T18:12:21.047] [5.0] ep-overlap: step 5.0: on, dispatcher alltoall (--ep-overlap=on, the command line)
+[2026-11-29T18:12:21.048] [6.0] ep-overlap: step 6.0: on, dispatcher alltoall (--ep-overlap=on, the command line)
+[2026-11-29T18:12:21.049] [5.0] error: ep-overlap: step 5.0: was refused by a task: ARG-OVERLAP: found nothing
+[2026-11-29T18:12:21.050] [6.0] error: ep-overlap: step 6.0: was off instead of on, and does not count as on: no GPU
+[2026-11-29T18:12:21.051] [7.0] ep-overlap: step 7.0: off instead of on (the library cannot be preloaded: gone)
 END
     (umask 077 && run "$top/etc/prometheus.sh" log out.prom)
     [ "$(stat -c %a out.prom)" = 644 ]
     run cat out.prom
     has 'ep_overlap_steps_total{decision="on"} 3'
-    has 'ep_overlap_steps_total{decision="off"} 2'
-    has 'ep_overlap_steps_total{decision="refused"} 1'
+    has 'ep_overlap_steps_total{decision="off"} 4'
+    has 'ep_overlap_steps_total{decision="refused"} 2'
+    has 'ep_overlap_steps_on_total{dispatcher="alltoall"} 0'
+    has 'ep_overlap_requests_not_served_total 2'
     has 'ep_overlap_steps_on_total{dispatcher="flex"} 2'
     has 'ep_overlap_steps_on_total{dispatcher="flex:deepep"} 1'
     has 'ep_overlap_broken_configuration_total 1'
@@ -48,6 +55,7 @@ END
     [ "$status" = 0 ]
     run cat out.prom
     has 'decision="on"} 1'
+    has 'dispatcher="other"} 1'
     has_not 'x"'
     run "$top/etc/prometheus.sh" none out.prom
     [ "$status" = 1 ]

@@ -94,6 +94,7 @@ static int get_number(spank_t spank, spank_item_t item, uint32_t *value) {
     case S_JOB_UID: *value = fake.user; return 0;
     case S_TASK_ID: *value = fake.local_task; return 0;
     case S_TASK_GLOBAL_ID: *value = fake.task_id; return 0;
+    case S_JOB_NODEID: *value = fake.node; return 0;
     case S_JOB_NNODES: *value = fake.step_nodes; return 0;
     case S_JOB_TOTAL_TASK_COUNT: *value = fake.tasks; return 0;
     default: return -1;
@@ -185,6 +186,7 @@ static epo_status probe(const struct epo_probe_request *request, epo_facts *fact
     return fake.probe != NULL ? fake.probe(request, facts) : EPO_OK;
 }
 
+static void pause_ms(int ms) { fake.paused_ms += ms; }
 static void exit_submission(int status) { fake.exit_submission = status; }
 static void exit_task(int status) { fake.exit_task = status; }
 
@@ -208,6 +210,7 @@ const struct wrap_spank wrap_spank_fake = {
     .log_error = log_error,
     .task_say = task_say,
     .run = run,
+    .pause = pause_ms,
     .probe = probe,
     .exit_submission = exit_submission,
     .exit_task = exit_task,

@@ -19,7 +19,7 @@ struct fake_env {
 struct fake {
     spank_context_t context;
     struct fake_env task, own;
-    uint32_t job, step, user, local_task, task_id, tasks, step_nodes;
+    uint32_t job, step, user, local_task, task_id, tasks, step_nodes, node;
     bool no_numbers; /* every get_number fails */
     bool fail_setenv;
     gid_t groups[8];
@@ -35,6 +35,7 @@ struct fake {
     epo_status (*probe)(const struct epo_probe_request *request, epo_facts *facts);
     int probes; /* how often it was asked */
     int run_status;
+    int paused_ms;
     int tries; /* of the loader */
     const char *loader_says;
     int exit_submission, exit_task; /* -1: not called */

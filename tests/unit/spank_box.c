@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 struct ep_plugin plugin;
+const char *box_preload_keys = "";
 char folder[256], conf[300], library[300], probe_program[300];
 
 int callback(int value, const char *argument, int remote) {
@@ -36,8 +37,8 @@ void write_file(const char *path, const char *text) {
 void configure(const char *lines_of_it) {
     char text[2048];
     snprintf(text, sizeof text,
-             "version = 1; preload = { path = \"%s\"; }; probe = { path = \"%s\"; };\n%s", library,
-             probe_program, lines_of_it);
+             "version = 1; preload = { path = \"%s\"; %s }; probe = { path = \"%s\"; };\n%s",
+             library, box_preload_keys, probe_program, lines_of_it);
     write_file(conf, text);
 }
 
@@ -111,7 +112,11 @@ void give_all(void) {
 }
 
 int box_run(const char *name, const CU_TestInfo *tests) {
-    static const char *const files[] = {"ep_overlap.conf", "libep_overlap.so", "script", "program",
+    static const char *const files[] = {"libep_overlap_intercept.so",
+                                        "ep_overlap.conf",
+                                        "libep_overlap.so",
+                                        "script",
+                                        "program",
                                         "probe"};
     const char *top = getenv("TMPDIR");
     snprintf(folder, sizeof folder, "%s/epo-spank.XXXXXX", top != NULL ? top : "/tmp");

@@ -9,6 +9,8 @@
 #include "unit.h"
 
 extern struct ep_plugin plugin;
+/* More of the configuration's "preload". */
+extern const char *box_preload_keys;
 extern char folder[256], conf[300], library[300], probe_program[300];
 
 #define HAS(text, part) CU_ASSERT_PTR_NOT_NULL_FATAL(strstr((text), (part)))

@@ -31,7 +31,8 @@ static void on_reaches_the_task(void) {
     CU_ASSERT_PTR_NULL(fake_get(&fake.task, EPO_STEP_RECORD));
     CU_ASSERT_STRING_EQUAL(fake.said,
                            "ep-overlap: on, dispatcher flex:deepep, delayed wgrad "
-                           "(--ep-overlap=on, the command line; no GPUs: host engine)\n");
+                           "(--ep-overlap=on, the command line; no GPUs: host engine, with its own "
+                           "flex instead of deepep)\n");
     fake_end();
 }
 
@@ -122,82 +123,6 @@ static void nested_on_has_the_library_once(void) {
     fake_end();
 }
 
-static void a_missing_library_ends_the_step_once(void) {
-    fake_begin(S_CTX_LOCAL);
-    configure("");
-    unlink(library);
-    fake_put(&fake.own, "SLURM_CONF", "/etc/slurm/other.conf");
-    srun_to_task(give_on);
-    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), -1);
-    CU_ASSERT_EQUAL(fake.exit_task, 1);
-    CU_ASSERT_EQUAL(lines(fake.said), 1);
-    HAS(fake.said, "ep-overlap: n1: the library cannot be preloaded: ");
-    HAS(fake.ran, "\n7.0\n");
-    HAS(fake.ran, "SLURM_CONF=/etc/slurm/other.conf");
-    CU_ASSERT_PTR_NULL(fake_get(&fake.task, EPO_OUT_DECISION));
-    /* the next task of the node */
-    fake_next(S_CTX_REMOTE);
-    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), -1);
-    CU_ASSERT_EQUAL(fake.exit_task, 1);
-    CU_ASSERT_STRING_EQUAL(fake.said, "");
-    CU_ASSERT_STRING_EQUAL(fake.ran, "");
-    make_library();
-    fake_end();
-}
-
-static void a_step_of_one_task_needs_no_scancel(void) {
-    fake_begin(S_CTX_LOCAL);
-    configure("");
-    unlink(library);
-    fake.tasks = 1;
-    srun_to_task(give_on);
-    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), -1);
-    CU_ASSERT_EQUAL(fake.exit_task, 1);
-    CU_ASSERT_STRING_EQUAL(fake.ran, "");
-    make_library();
-    fake_end();
-}
-
-static void a_failing_scancel_is_told(void) {
-    fake_begin(S_CTX_LOCAL);
-    configure("");
-    unlink(library);
-    fake.run_status = 1;
-    srun_to_task(give_on);
-    ep_task_start(&plugin, NULL);
-    CU_ASSERT_EQUAL(fake.exit_task, 1);
-    HAS(fake.said, "failed; other tasks may wait");
-    make_library();
-    fake_end();
-}
-
-static void a_missing_library_leaves_a_default_off(void) {
-    fake_begin(S_CTX_LOCAL);
-    configure("defaults = { overlap = \"on\"; };");
-    unlink(library);
-    srun_to_task(NULL);
-    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
-    CU_ASSERT_EQUAL(fake.exit_task, -1);
-    CU_ASSERT_STRING_EQUAL(fake_get(&fake.task, EPO_OUT_DECISION), "off");
-    HAS(fake_get(&fake.task, EPO_OUT_REASON), "cannot be preloaded");
-    CU_ASSERT_PTR_NULL(fake_get(&fake.task, "LD_PRELOAD"));
-    make_library();
-    fake_end();
-}
-
-static void on_failed_request_warn_goes_on_as_off(void) {
-    fake_begin(S_CTX_LOCAL);
-    configure("on_failed_request = \"warn\";");
-    unlink(library);
-    srun_to_task(give_on);
-    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
-    CU_ASSERT_EQUAL(fake.exit_task, -1);
-    HAS(fake.said, "off instead of on");
-    CU_ASSERT_STRING_EQUAL(fake_get(&fake.task, EPO_OUT_DECISION), "off");
-    make_library();
-    fake_end();
-}
-
 static void special_steps_are_left_alone(void) {
     static const uint32_t steps[] = {0xfffffffb, 0xfffffffc, 0xfffffffa, 0xfffffff0};
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
@@ -256,17 +181,6 @@ static void numbers_that_slurm_lacks_change_nothing(void) {
     ep_step_decide(&plugin, NULL);
     CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
     CU_ASSERT_EQUAL(fake.task.count, 0);
-    fake_end();
-}
-
-static void an_environment_that_cannot_be_set_fails_a_request(void) {
-    fake_begin(S_CTX_LOCAL);
-    configure("");
-    srun_to_task(give_on);
-    fake.fail_setenv = true;
-    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), -1);
-    CU_ASSERT_EQUAL(fake.exit_task, 1);
-    HAS(fake.said, "cannot be set");
     fake_end();
 }
 
@@ -421,38 +335,6 @@ static void harmful_values_are_kept_and_told(void) {
     fake_end();
 }
 
-static void require_gpu_refuses_a_step_without(void) {
-    fake_begin(S_CTX_LOCAL);
-    configure("checks = { require_gpu = true; };");
-    srun_to_task(give_on);
-    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), -1);
-    CU_ASSERT_EQUAL(fake.exit_task, 1);
-    HAS(fake.said, "holds no GPU");
-    fake_put(&fake.task, "SLURM_STEP_GPUS", "3");
-    srun_to_task(give_on);
-    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
-    fake_end();
-}
-
-static void a_library_that_the_task_does_not_see(void) {
-    fake_begin(S_CTX_LOCAL);
-    configure("");
-    srun_to_task(give_on);
-    unlink(library); /* as in a container without the mount */
-    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), -1);
-    HAS(fake.said, "has to be mounted (--container-mounts=");
-    make_library();
-    srun_to_task(give_on);
-    char other[400];
-    snprintf(other, sizeof other, "%s.old", library);
-    CU_ASSERT_EQUAL(rename(library, other), 0);
-    make_library(); /* another file of that name */
-    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), -1);
-    HAS(fake.said, "is another file for the task");
-    unlink(other);
-    fake_end();
-}
-
 static void a_loader_that_does_not_take_it(void) {
     fake_begin(S_CTX_LOCAL);
     configure("");
@@ -514,22 +396,14 @@ int main(void) {
                                  TEST(auto_says_why_it_is_off),
                                  TEST(nested_off_leaves_no_trace),
                                  TEST(nested_on_has_the_library_once),
-                                 TEST(a_missing_library_ends_the_step_once),
-                                 TEST(a_step_of_one_task_needs_no_scancel),
-                                 TEST(a_failing_scancel_is_told),
-                                 TEST(a_missing_library_leaves_a_default_off),
-                                 TEST(on_failed_request_warn_goes_on_as_off),
                                  TEST(special_steps_are_left_alone),
                                  TEST(a_batch_script_without_srun_is_told),
                                  TEST(numbers_that_slurm_lacks_change_nothing),
-                                 TEST(an_environment_that_cannot_be_set_fails_a_request),
                                  TEST(what_speaks_against_a_preload_is_told),
                                  TEST(gpu_steps_get_the_variables_of_an_overlap_run),
                                  TEST(variables_follow_the_dispatcher),
                                  TEST(the_site_sets_variables),
                                  TEST(harmful_values_are_kept_and_told),
-                                 TEST(require_gpu_refuses_a_step_without),
-                                 TEST(a_library_that_the_task_does_not_see),
                                  TEST(a_loader_that_does_not_take_it),
                                  TEST(programs_that_enter_a_container),
                                  CU_TEST_INFO_NULL};
