@@ -42,7 +42,7 @@ spank_err_t spank_get_item(spank_t spank, spank_item_t item, ...) {
         return ESPANK_BAD_ARG;
     va_start(args, item);
     if (item == S_JOB_ARGV) {
-        *va_arg(args, int *) = 1;
+        *va_arg(args, int *) = 4; /* as of a step with --container: more than there are */
         *va_arg(args, char ***) = arguments;
     } else if (item == S_JOB_SUPPLEMENTARY_GIDS) {
         *va_arg(args, gid_t **) = groups;
@@ -216,6 +216,18 @@ static void long_values_are_read_whole(void) {
     CU_ASSERT_PTR_NULL(wrap_spank_real.task_getenv(NULL, "NONE"));
 }
 
+static void arguments_end_where_they_end(void) {
+    char **arguments = NULL;
+    int count = 0;
+    refuse_items = 0;
+    CU_ASSERT_EQUAL(wrap_spank_real.get_arguments(NULL, &count, &arguments), 0);
+    CU_ASSERT_EQUAL(count, 1);
+    CU_ASSERT_STRING_EQUAL(arguments[0], "/bin/true");
+    refuse_items = 1;
+    CU_ASSERT_EQUAL(wrap_spank_real.get_arguments(NULL, &count, &arguments), -1);
+    refuse_items = 0;
+}
+
 static void groups_include_the_primary_one(void) {
     gid_t groups[3];
     refuse_items = 0;
@@ -252,6 +264,7 @@ int main(void) {
                                  TEST(other_contexts_do_nothing),
                                  TEST(srun_leaves_its_record),
                                  TEST(long_values_are_read_whole),
+                                 TEST(arguments_end_where_they_end),
                                  TEST(groups_include_the_primary_one),
                                  TEST(programs_run_within_their_limit),
                                  CU_TEST_INFO_NULL};
