@@ -8,8 +8,8 @@
 #include "launch.h"
 #include "optim.h"
 #include "options.h"
-#include "rng.h"
-#include "spread.h"
+#include "measure/rng.h"
+#include "measure/spread.h"
 #include "unit.h"
 
 #include <fcntl.h>

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "core/status.h"
-#include "rng.h"
+#include "measure/rng.h"
 
 #define DATA_MOST ((size_t)256 << 20) /* of a larger file the beginning is used */
 #define DATA_STREAM 1000003           /* apart from the streams of the weights */

@@ -12,6 +12,7 @@
 #include "core/status.h"
 #include "launch.h"
 #include "measure.h"
+#include "measure/machine.h"
 #include "options.h"
 #include "output.h"
 #include "report.h"
@@ -65,7 +66,7 @@ static epo_status write_part(train *t, report *r, train_voice *voice) {
         if (status != EPO_OK)
             return status;
     }
-    r->rss_mb = report_rss_mb();
+    r->rss_mb = measure_process_mb();
     r->step_ms = spread_of(t->step_ms.value, t->step_ms.count);
     if (t->world->info.rank == 0) {
         report_closing(r, stdout);

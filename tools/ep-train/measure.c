@@ -6,12 +6,13 @@
 #include <string.h>
 
 #include "core/status.h"
+#include "measure/gather.h"
+#include "measure/recorded.h"
+#include "measure/rows.h"
 
 #define WARM_UP 2
 #define RECORDED 3 /* passes with intervals, apart from the timed ones */
 #define CAPACITY (1u << 17)
-#define NAMES 32
-#define COPY_BYTES ((size_t)16 << 20)
 
 /* One side of the comparison: layers over the run's weights, in its own world or
  * in the run's. */
@@ -21,17 +22,6 @@ typedef struct arm {
     moe_block **block;
     int layers;
 } arm;
-
-/* What the recorded passes of an arm told about this rank. */
-typedef struct recorded {
-    double ffn_ms[RECORDED]; /* union of the experts' work */
-    char name[NAMES][sizeof((epo_interval *)0)->name];
-    double best_ms[NAMES], now_ms[NAMES]; /* by kind of work */
-    int names;
-    epo_overlap_times unions; /* of the last pass */
-    uint64_t dropped;
-    int chunks;
-} recorded;
 
 /* ---- the two sides ---------------------------------------------------- */
 
@@ -65,7 +55,8 @@ static epo_status arm_fill(arm *a, train *t) {
 }
 
 static epo_status open_serial(arm *a, train *t) {
-    const moe_switches off = {EPO_OFF, t->world->info.dispatcher, EPO_OFF, 1};
+    const moe_switches off = {t->world->device.gpu ? EPO_ENGINE_CUDA : EPO_ENGINE_HOST, EPO_OFF,
+                              t->world->info.dispatcher, EPO_OFF, 1};
     epo_status status = moe_world_open(&off, &a->world);
     a->own = status == EPO_OK;
     if (status == EPO_OK)
@@ -79,18 +70,19 @@ static epo_status pass(const arm *a, train *t) {
     model *m = t->model;
     for (int i = 0; i < t->opt->micro_batches; i++) {
         for (int l = 0; l < a->layers; l++) {
-            epo_status status = moe_block_forward(a->block[l], m->layer[l].norm2, m->dn);
+            epo_status status = moe_block_time_forward(a->block[l], m->layer[l].norm2, m->dn);
             if (status != EPO_OK)
                 return status;
         }
         for (int l = a->layers - 1; l >= 0; l--) {
             const model_layer_state *s = &m->layer[l];
-            epo_status status = moe_block_backward(a->block[l], s->norm2, m->dn, s->dweights);
+            epo_status status = moe_block_time_backward(a->block[l], s->norm2, m->dn, s->dweights);
             if (status != EPO_OK)
                 return status;
         }
     }
-    return moe_world_flush(a->world);
+    epo_status status = moe_world_flush(a->world);
+    return status == EPO_OK ? moe_world_sync(a->world) : status;
 }
 
 static epo_status timed(const arm *a, train *t, double *ms) {
@@ -99,24 +91,6 @@ static epo_status timed(const arm *a, train *t, double *ms) {
     if (status == EPO_OK)
         status = pass(a, t);
     *ms = now_ms() - start;
-    return status;
-}
-
-/* value[i] becomes the largest over the ranks. */
-static epo_status slowest(train *t, double *value, int count) {
-    const int ranks = t->world->info.ranks, rank = t->world->info.rank;
-    float *all = calloc((size_t)ranks * (size_t)count, sizeof *all);
-    if (all == NULL)
-        return epo_fail(EPO_E_NOMEM, "no memory for %d samples", count);
-    for (int i = 0; i < count; i++)
-        all[rank * count + i] = (float)value[i];
-    epo_status status = moe_world_sum(t->world, all, (size_t)ranks * (size_t)count);
-    for (int i = 0; status == EPO_OK && i < count; i++) {
-        value[i] = 0;
-        for (int r = 0; r < ranks; r++)
-            value[i] = fmax(value[i], (double)all[r * count + i]);
-    }
-    free(all);
     return status;
 }
 
@@ -137,7 +111,7 @@ static epo_status time_pairs(train *t, const arm *serial, const arm *on, int pai
             if (i >= 0)
                 ms[is_on * pairs + i] = took;
         }
-    return slowest(t, ms, 2 * pairs);
+    return measure_largest(t->world->group, &t->world->device, ms, 2 * pairs);
 }
 
 static epo_status wall_times(train *t, const arm *serial, const arm *on, measured *out) {
@@ -159,43 +133,7 @@ static epo_status wall_times(train *t, const arm *serial, const arm *on, measure
 
 /* ---- recorded passes -------------------------------------------------- */
 
-static void note_name(recorded *r, const epo_interval *i) {
-    int n = 0;
-    while (n < r->names && strncmp(r->name[n], i->name, sizeof r->name[n]) != 0)
-        n++;
-    if (n == NAMES)
-        n = NAMES - 1; /* never seen: the engine has fewer kinds */
-    else if (n == r->names) {
-        memcpy(r->name[n], i->name, sizeof r->name[n]);
-        r->best_ms[n] = INFINITY;
-        r->names++;
-    }
-    r->now_ms[n] += (double)(i->end_ns - i->start_ns) * 1e-6;
-}
-
-static epo_status note_pass(recorded *r, int which, const epo_interval *interval, uint64_t count) {
-    epo_spans comm = {NULL, 0, 0}, compute = {NULL, 0, 0};
-    epo_status status = EPO_OK;
-    memset(r->now_ms, 0, sizeof r->now_ms);
-    for (uint64_t i = 0; status == EPO_OK && i < count; i++) {
-        r->chunks = interval[i].chunk >= r->chunks ? interval[i].chunk + 1 : r->chunks;
-        if (interval[i].kind == EPO_INTERVAL_COMM)
-            status = epo_spans_add(&comm, interval[i].start_ns, interval[i].end_ns);
-        if (interval[i].kind == EPO_INTERVAL_COMPUTE) {
-            status = epo_spans_add(&compute, interval[i].start_ns, interval[i].end_ns);
-            note_name(r, &interval[i]);
-        }
-    }
-    epo_spans_compare(&comm, &compute, &r->unions);
-    r->ffn_ms[which] = (double)r->unions.compute * 1e-6;
-    for (int n = 0; n < r->names; n++)
-        r->best_ms[n] = fmin(r->best_ms[n], r->now_ms[n]);
-    epo_spans_free(&comm);
-    epo_spans_free(&compute);
-    return status;
-}
-
-static epo_status record(train *t, const arm *a, recorded *r) {
+static epo_status record(train *t, const arm *a, measure_recorded *r) {
     memset(r, 0, sizeof *r);
     for (int i = 0; i < RECORDED; i++) {
         const epo_interval *interval;
@@ -207,10 +145,9 @@ static epo_status record(train *t, const arm *a, recorded *r) {
         if (status == EPO_OK)
             status = moe_world_recorded(a->world, &interval, &count, &dropped);
         if (status == EPO_OK)
-            status = note_pass(r, i, interval, count);
+            status = measure_recorded_add(r, interval, count, dropped);
         if (status != EPO_OK)
             return status;
-        r->dropped += dropped;
     }
     return EPO_OK;
 }
@@ -231,60 +168,6 @@ static epo_status flops_of(const arm *a, const train *t, double *flops) {
     return EPO_OK;
 }
 
-/* GB/s of a copy between two arrays of this rank, the best of five. */
-static double copy_rate(void) {
-    char *from = malloc(COPY_BYTES), *to = malloc(COPY_BYTES);
-    double best = INFINITY;
-    if (from != NULL && to != NULL) {
-        memset(from, 1, COPY_BYTES);
-        memset(to, 2, COPY_BYTES);
-        for (int i = 0; i < 5; i++) {
-            double start = now_ms();
-            from[i] = (char)i;
-            memcpy(to, from, COPY_BYTES);
-            __asm__ volatile("" ::"r"(to) : "memory");
-            best = fmin(best, now_ms() - start);
-        }
-    }
-    free(from);
-    free(to);
-    return (double)COPY_BYTES * 1e-6 / best;
-}
-
-/* rows[p]: tokens of this rank that expert layer l sends to rank p != this one,
- * each once. */
-static void rows_to(const train *t, int l, float *rows) {
-    const int top_k = t->opt->top_k, local = t->world->local_experts, rank = t->world->info.rank;
-    const int64_t *chosen = t->model->layer[l].chosen;
-    for (int i = 0; i < t->block[l]->tokens; i++, chosen += top_k)
-        for (int k = 0; k < top_k; k++) {
-            int64_t peer = chosen[k] / local;
-            bool seen = peer == rank;
-            for (int j = 0; j < k; j++)
-                seen = seen || chosen[j] / local == peer;
-            rows[peer] += seen ? 0 : 1;
-        }
-}
-
-/* The least time of one dispatch of layer l (its combine is the same turned
- * round): the busiest pair on an emulated link, else the busiest rank's copies. */
-static double least_ms(const float *rows, int ranks, double row_bytes, const epo_group_info *info,
-                       double gbs) {
-    double pair = 0, busiest = 0;
-    for (int r = 0; r < ranks; r++) {
-        double out = 0, in = 0;
-        for (int p = 0; p < ranks; p++) {
-            out += (double)rows[r * ranks + p];
-            in += (double)rows[p * ranks + r];
-            pair = fmax(pair, (double)rows[r * ranks + p]);
-        }
-        busiest = fmax(busiest, fmax(out, in));
-    }
-    if (info->link_gbs > 0)
-        return pair * row_bytes / (gbs * 1e6) + (pair > 0 ? info->link_us * 1e-3 : 0);
-    return busiest * row_bytes / (gbs * 1e6);
-}
-
 static epo_status link_floor(train *t, measured *out) {
     const epo_group_info *info = &t->world->info;
     const int ranks = info->ranks;
@@ -292,40 +175,45 @@ static epo_status link_floor(train *t, measured *out) {
         (double)t->opt->hidden * (double)epo_dtype_size((epo_dtype)t->opt->dtype);
     float *rows = malloc((size_t)ranks * (size_t)ranks * sizeof *rows);
     epo_status status = EPO_OK;
-    double sum = 0, rate = info->link_gbs > 0 ? info->link_gbs : copy_rate();
+    double sum = 0, rate = info->link_gbs;
     if (rows == NULL)
         return epo_fail(EPO_E_NOMEM, "no memory for %d x %d counts", ranks, ranks);
+    if (!(rate > 0))
+        status = measure_copy_rate(&t->world->device, t->world->device.number + 1, &rate);
     for (int l = 0; status == EPO_OK && l < t->opt->layers; l++) {
         memset(rows, 0, (size_t)ranks * (size_t)ranks * sizeof *rows);
-        rows_to(t, l, rows + (size_t)info->rank * (size_t)ranks);
+        measure_rows_to(t->model->layer[l].chosen, t->block[l]->tokens, t->opt->top_k,
+                        t->world->local_experts, info->rank,
+                        rows + (size_t)info->rank * (size_t)ranks);
         status = moe_world_sum(t->world, rows, (size_t)ranks * (size_t)ranks);
-        sum += least_ms(rows, ranks, row_bytes, info, rate);
+        sum += measure_rows_least_ms(rows, ranks, row_bytes, info, rate);
     }
     free(rows);
     /* forward and backward each dispatch and combine once */
     out->dispatch_least_ms = out->combine_least_ms = 2 * sum * t->opt->micro_batches;
     out->rate_gbs = rate;
-    out->rate_of = info->link_gbs > 0 ? "emulated link" : "memory copy";
+    out->rate_of = info->link_gbs > 0      ? "emulated link"
+                   : !t->world->device.gpu ? "memory copy"
+                   : rate > 0              ? "peer copy"
+                                           : "not measured: one GPU visible";
     return status;
 }
 
 /* ---- together --------------------------------------------------------- */
 
 static epo_status ceilings(train *t, const arm *serial, const arm *on, measured *out) {
-    recorded r;
+    measure_recorded r;
     double flops, ffn[RECORDED + 1];
     epo_status status = record(t, serial, &r);
     if (status == EPO_OK)
         status = flops_of(serial, t, &flops);
     if (status != EPO_OK)
         return status;
-    double best = 0;
-    for (int n = 0; n < r.names; n++)
-        best += r.best_ms[n];
+    const double best = measure_recorded_best(&r);
     out->ffn_gflops = best > 0 ? flops / (best * 1e6) : 0;
-    memcpy(ffn, r.ffn_ms, sizeof r.ffn_ms);
+    memcpy(ffn, r.ffn_ms, RECORDED * sizeof ffn[0]);
     ffn[RECORDED] = best;
-    status = slowest(t, ffn, RECORDED + 1);
+    status = measure_largest(t->world->group, &t->world->device, ffn, RECORDED + 1);
     out->ffn_best_ms = ffn[RECORDED];
     out->ffn_alone_ms = spread_of(ffn, RECORDED).median;
     if (status == EPO_OK && out->have_on)
@@ -358,7 +246,9 @@ epo_status measure_run(train *t, int pairs, measured *out) {
         status = one_counted_pass(t, m.have_on ? &on : &serial, &m);
     if (status != EPO_OK) /* the run is abandoned: closing would wait for the peers */
         return status;
-    m.share = t->cores > 0 ? fmax(1, (double)t->world->info.ranks / t->cores) : 1;
+    m.share = t->cores > 0 && !t->world->device.gpu
+                  ? fmax(1, (double)t->world->info.ranks / t->cores)
+                  : 1;
     m.floor_ms = fmax(m.ffn_best_ms * m.share, m.dispatch_least_ms + m.combine_least_ms);
     m.exposed_ms = (m.have_on ? m.on.median : m.serial.median) - m.ffn_alone_ms;
     m.efficiency = m.have_on && m.serial.median > m.floor_ms

@@ -16,7 +16,7 @@
 #include <stdbool.h>
 
 #include "ep_overlap.h"
-#include "spread.h"
+#include "measure/spread.h"
 #include "train.h"
 #include "trace/intervals.h"
 

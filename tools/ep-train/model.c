@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "core/status.h"
-#include "rng.h"
+#include "measure/rng.h"
 
 /* Offsets into the flat vector. */
 static size_t layer_size(const model_shape *s) {

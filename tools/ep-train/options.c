@@ -21,7 +21,7 @@ typedef struct option {
     kind kind;
     size_t offset;
     double least, most;         /* INT, REAL; FLAG: the value that it sets */
-    const char *const words[3]; /* WORD: names of 0, 1, ... */
+    const char *const words[4]; /* WORD: names of 0, 1, ... */
     const char *value, *help;
 } option;
 
@@ -65,6 +65,14 @@ static const option table[] = {
      "fp32|bf16",
      "storage of token rows and expert weights (fp32)"},
     {NULL, SECTION, 0, 0, 0, NO_WORDS, NULL, "Overlap (left out: as the job's options say)"},
+    {"engine",
+     WORD,
+     AT(engine),
+     0,
+     0,
+     {"auto", "host", "cuda", NULL},
+     "auto|host|cuda",
+     "where experts compute (auto: GPU if there is one)"},
     {"overlap",
      WORD,
      AT(overlap),

@@ -17,6 +17,7 @@ typedef struct options {
     int dtype;     /* epo_dtype */
     double lr;
     uint64_t seed;
+    int engine;                                   /* epo_engine_kind */
     int overlap, dispatcher, delay_wgrad, chunks; /* -1, -1, -1, 0: the job's */
     int log_interval;
     int measure; /* A/B after the training */

@@ -11,18 +11,6 @@ static const char *dispatcher_name(const epo_group_info *i) {
     return i->dispatcher == EPO_DISPATCH_FLEX ? "flex" : "alltoall";
 }
 
-double report_rss_mb(void) {
-    char line[256];
-    double kb = 0;
-    FILE *file = fopen("/proc/self/status", "re");
-    while (file != NULL && fgets(line, sizeof line, file) != NULL)
-        if (sscanf(line, "VmHWM: %lf kB", &kb) == 1)
-            break;
-    if (file != NULL)
-        fclose(file);
-    return kb * 1024e-6;
-}
-
 static void chunks_text(const epo_group_info *i, int seen, char *text, size_t bytes) {
     if (i->chunks > 0)
         snprintf(text, bytes, "%d chunk%s", i->chunks, i->chunks == 1 ? "" : "s");

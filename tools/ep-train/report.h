@@ -25,7 +25,5 @@ void report_opening(const train *t, FILE *out);
 void report_closing(const report *r, FILE *out);
 /* The same as one JSON object in `path`. */
 epo_status report_json(const report *r, const char *path);
-/* Peak resident memory of this process in 1e6 bytes; 0 if the kernel does not tell. */
-double report_rss_mb(void);
 
 #endif

@@ -5,12 +5,12 @@
 
 #include <errno.h>
 #include <math.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/time.h>
 
 #include "core/status.h"
+#include "measure/machine.h"
 #include "need.h"
 #include "output.h"
 
@@ -100,21 +100,6 @@ static epo_status check_before(const options *o, int rank, int ranks, int max_to
     return status;
 }
 
-/* Cores that the ranks may use together: each may be bound to its own. */
-static epo_status count_cores(train *t) {
-    cpu_set_t set;
-    float any[CPU_SETSIZE];
-    CPU_ZERO(&set);
-    (void)sched_getaffinity(0, sizeof set, &set);
-    for (int i = 0; i < CPU_SETSIZE; i++)
-        any[i] = CPU_ISSET(i, &set) ? 1 : 0;
-    epo_status status = moe_world_sum(t->world, any, CPU_SETSIZE);
-    t->cores = 0;
-    for (int i = 0; i < CPU_SETSIZE; i++)
-        t->cores += any[i] > 0;
-    return status;
-}
-
 static epo_status open_model(train *t) {
     const options *o = t->opt;
     const size_t tokens = (size_t)t->count * (size_t)o->seq;
@@ -132,8 +117,9 @@ static epo_status open_model(train *t) {
 }
 
 epo_status train_open(const options *opt, train *out, train_voice *voice) {
-    const moe_switches switches = {(epo_switch)opt->overlap, (epo_dispatcher)opt->dispatcher,
-                                   (epo_switch)opt->delay_wgrad, opt->chunks};
+    const moe_switches switches = {(epo_engine_kind)opt->engine, (epo_switch)opt->overlap,
+                                   (epo_dispatcher)opt->dispatcher, (epo_switch)opt->delay_wgrad,
+                                   opt->chunks};
     train t = {.opt = opt};
     *voice = VOICE_EACH;
     epo_status status = moe_world_open(&switches, &t.world);
@@ -169,7 +155,7 @@ epo_status train_open(const options *opt, train *out, train_voice *voice) {
     if (status == EPO_OK)
         status = open_model(&t);
     if (status == EPO_OK)
-        status = count_cores(&t);
+        status = measure_cores(t.world->group, &t.world->device, &t.cores);
     if (status == EPO_OK)
         *out = t;
     else
@@ -240,23 +226,34 @@ static epo_status reduce(train *t, double loss, double share, double *mean, doub
     return status;
 }
 
-static void update(train *t) {
+static epo_status update(train *t) {
     const options *o = t->opt;
     optim_step(t->dense, t->model->w, t->model->g, o->lr, t->step);
     for (int l = 0; l < o->layers; l++) {
         moe_block *b = t->block[l];
         optim_step(t->experts[2 * l], b->w1, b->dw1, o->lr, t->step);
         optim_step(t->experts[2 * l + 1], b->w2, b->dw2, o->lr, t->step);
-        moe_block_store(b);
+        epo_status status = moe_block_store(b);
+        if (status != EPO_OK)
+            return status;
     }
+    return EPO_OK;
 }
 
-static void clear_gradients(train *t) {
+static epo_status clear_gradients(train *t) {
+    epo_status status = EPO_OK;
     memset(t->model->g, 0, t->model->dense * sizeof(real));
-    for (int l = 0; l < t->opt->layers; l++) {
-        memset(t->block[l]->dw1, 0, t->block[l]->count1 * sizeof(float));
-        memset(t->block[l]->dw2, 0, t->block[l]->count2 * sizeof(float));
-    }
+    for (int l = 0; l < t->opt->layers && status == EPO_OK; l++)
+        status = moe_block_clear(t->block[l]);
+    return status;
+}
+
+/* The experts' gradients, complete and where the optimizer reads them. */
+static epo_status finish_gradients(train *t) {
+    epo_status status = moe_world_flush(t->world);
+    for (int l = 0; l < t->opt->layers && status == EPO_OK; l++)
+        status = moe_block_fetch(t->block[l]);
+    return status;
 }
 
 /* As Megatron-LM prints it, so that its readers read it: a loss that is no number
@@ -286,16 +283,15 @@ static epo_status one_step(train *t, FILE *log) {
     const options *o = t->opt;
     const double start = now_ms(), share = 1.0 / ((double)o->micro_batches * o->batch * o->seq);
     double loss = 0, mean = 0, length = 0;
-    clear_gradients(t);
-    for (int i = 0; i < o->micro_batches; i++) {
-        double part;
+    epo_status status = clear_gradients(t);
+    for (int i = 0; i < o->micro_batches && status == EPO_OK; i++) {
+        double part = 0;
         uint64_t number = (uint64_t)(t->step - 1) * (uint64_t)o->micro_batches + (uint64_t)i;
-        epo_status status = micro_batch(t, number, share, &part);
-        if (status != EPO_OK)
-            return status;
+        status = micro_batch(t, number, share, &part);
         loss += part;
     }
-    epo_status status = moe_world_flush(t->world);
+    if (status == EPO_OK)
+        status = finish_gradients(t);
     if (status == EPO_OK)
         status = reduce(t, loss, share, &mean, &length);
     if (status != EPO_OK)
@@ -305,8 +301,8 @@ static epo_status one_step(train *t, FILE *log) {
     t->line_nans += nan;
     t->skipped += !usable;
     t->line_skipped += !usable;
-    if (usable)
-        update(t);
+    if (usable && (status = update(t)) != EPO_OK)
+        return status;
     t->first_loss = t->step == 1 ? mean : t->first_loss;
     t->last_loss = mean;
     double ms = now_ms() - start;

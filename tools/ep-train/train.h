@@ -12,7 +12,7 @@
 #include "moe_block.h"
 #include "optim.h"
 #include "options.h"
-#include "spread.h"
+#include "measure/spread.h"
 
 typedef struct train {
     const options *opt;

@@ -4,8 +4,8 @@
  * stream, i) alone, so every rank can compute any rank's numbers and nothing
  * depends on the order of calls.
  */
-#ifndef EP_TRAIN_RNG_H
-#define EP_TRAIN_RNG_H
+#ifndef EPO_MEASURE_RNG_H
+#define EPO_MEASURE_RNG_H
 
 #include <stdint.h>
 

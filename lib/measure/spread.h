@@ -2,8 +2,8 @@
  *
  * spread.h - samples of a time: median, least, most.
  */
-#ifndef EP_TRAIN_SPREAD_H
-#define EP_TRAIN_SPREAD_H
+#ifndef EPO_MEASURE_SPREAD_H
+#define EPO_MEASURE_SPREAD_H
 
 #include <stdint.h>
 #include <stdlib.h>
