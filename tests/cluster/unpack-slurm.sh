@@ -2,12 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # unpack-slurm.sh DEB_DIR [ROOT]: Slurm on a machine without its packages and without network
 # (root): unpacks Debian package files carried there and prints the file to source. Then run.sh
-# works as usual. DEB_DIR holds what this fetches elsewhere (13 MB; Debian 12's binaries run on
-# Ubuntu 24.04):
-#   apt-get download slurmctld slurmd slurm-client slurm-wlm-basic-plugins libslurm38 munge libmunge2 libconfig9
-#   libconfig-dev libcunit1 libcunit1-dev libslurm-dev libhwloc15 libnuma1 libpmix2 libevent-core-2.1-7
-#   libevent-pthreads-2.1-7 libdbus-1-3 libjson-c5 libhttp-parser2.9 libjwt0 libyaml-0-2 liblua5.4-0 bats libtool
-#   libltdl-dev libltdl7
+# works as usual. DEB_DIR holds what fetch-slurm.sh fetches elsewhere (Debian 12's binaries run on
+# Ubuntu 24.04).
 set -eu
 if [ ! -d "${1:-}" ]; then
     echo "usage: unpack-slurm.sh DEB_DIR [ROOT]" >&2

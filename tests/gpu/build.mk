@@ -49,5 +49,6 @@ $(O)/units $(O)/layer: $(O)/%: $(O)/tests/gpu/%.o $(O)/engine.a
 # Its operations are timed on their way: see bench_cpu.c.
 $(O)/bench: $(BENCH:%=$(O)/tests/gpu/%.o) $(O)/engine.a
 	$(CC) -pthread -Wl,--wrap=epo_backend_get -o $@ $^ $(LIBS)
+include tests/gpu/tools.mk
 .PHONY: all
 .SECONDARY:

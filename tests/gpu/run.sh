@@ -10,6 +10,8 @@
 #   nccl       the same, peers by ncclSend and ncclRecv              2 GPUs
 #   sanitizer  memcheck and racecheck of small cases                 1 GPU
 #   bench      workload Q, serial and overlapped in turns            2 GPUs (1: no exchange)
+#   slurm      srun --ep-overlap=on ep-train: the loss of off, bit for bit; Slurm from
+#              build-debs where none is installed (slurm.sh)         1 GPU or more
 #
 #   run.sh [PHASE...]     all of them; -n CASES [12], -s SEED, -o FOLDER for results
 #
@@ -30,7 +32,7 @@ while getopts n:s:o:h option; do
     esac
 done
 shift $((OPTIND - 1))
-phases=${*:-probe units threads processes nccl sanitizer bench}
+phases=${*:-probe units threads processes nccl sanitizer bench slurm}
 out=${out:-$build/results}
 mkdir -p "$out" || exit 2
 : >"$out/cases.tsv"
@@ -117,6 +119,7 @@ for phase in $phases; do
                 sanitize racecheck 60 "$build/layer" threads 2 2 0x1 2
             fi
             ;;
+        slurm) ARCH=$arch CUDA=$cuda run slurm 170 tests/gpu/slurm.sh "$build" ;;
         bench)
             if [ "$gpus" -lt 2 ]; then
                 skip bench "exchange needs 2 GPUs, $gpus here: experts alone are timed"
@@ -145,6 +148,7 @@ awk -F'\t' '{ok[$1]+=($3=="ok"); bad[$1]+=($3=="FAIL"); if (!($1 in n)) {n[$1]=1
 echo
 cat "$out/gpu.json"
 echo
+awk -F'\t' '$3 == "skip" {print $1 ", " $2 ": " $4}' "$out/cases.tsv" >>"$out/skipped"
 if [ -s "$out/skipped" ]; then
     sed 's/^/skipped: /' "$out/skipped"
 else

@@ -1,0 +1,141 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# srun --ep-overlap=on ep-train under a real Slurm with this machine's GPUs: the loss of
+# overlapped runs has the bits of runs without, and the node's facts are what NVML says.
+# One line per case, as tests/gpu/run.sh reads them.
+#
+#   slurm.sh [BUILD] [DEBS]   build-gpu, build-debs (tests/cluster/fetch-slurm.sh fills it)
+#
+# Where Slurm is not installed it is unpacked from DEBS into BUILD/slurm (root; two links
+# in /usr, to the paths compiled into Slurm, are removed in the end). EPO_ENGINE=host does
+# the same with the host engine of the build in EPO_BUILD_DIR, on stand-in GPUs, to try the
+# script where there is no GPU.
+set -u
+cd "$(dirname "$0")/../.." || exit 2
+top=$PWD build=${1:-build-gpu} debs=${2:-build-debs}
+engine=${EPO_ENGINE:-cuda} ranks=2 steps=20
+links=
+out=$build/results/slurm
+mkdir -p "$out" || exit 2
+
+no() { # why: nothing can be said here
+    printf 'case\tslurm\tskip\t%s\n' "$*"
+    exit 0
+}
+result() { # case ok|FAIL text
+    printf 'case\t%s\t%s\t%s\n' "$1" "$2" "$3"
+    [ "$2" = ok ] || failed=1
+}
+failed=0
+
+gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+if [ "$engine" = cuda ] && [ "$gpus" = 0 ]; then
+    no "no GPU here (nvidia-smi -L lists none)"
+fi
+
+# ---- Slurm ----
+# shellcheck disable=SC2317 # by the trap
+clean() { for link in $links; do rm -f "$link"; done; }
+trap clean EXIT
+if ! command -v slurmctld >/dev/null 2>&1; then
+    ls "$debs"/slurmctld_*.deb >/dev/null 2>&1 || no "no slurmctld here and none in $debs (tests/cluster/fetch-slurm.sh elsewhere)"
+    [ "$(id -u)" = 0 ] || no "only root can put Slurm where it was compiled for"
+    for link in /usr/lib/x86_64-linux-gnu/slurm-wlm /usr/sbin/slurmstepd; do
+        [ -e "$link" ] || links="$links $link"
+    done
+    tests/cluster/unpack-slurm.sh "$debs" "$top/$build/slurm" >"$out/unpack.log" 2>&1 || {
+        result unpack FAIL "$(tail -1 "$out/unpack.log")"
+        exit 1
+    }
+    # shellcheck source=/dev/null
+    . "$top/$build/slurm/env.sh"
+fi
+
+# ---- the staged install ----
+if [ "$engine" = cuda ]; then
+    if ! make -s -f tests/gpu/build.mk -j"$(nproc)" O="$build" ${ARCH:+ARCH="$ARCH"} ${CUDA:+CUDA="$CUDA"} stage >"$out/build.log" 2>&1; then
+        result build FAIL "$(tail -1 "$out/build.log")"
+        exit 1
+    fi
+    export EPO_STAGE_DIR=$top/$build/stage
+    [ "$ranks" -le "$gpus" ] || ranks_note=" (2 ranks share 1 GPU)"
+    gpu_options=(-g "$((gpus < ranks ? gpus : ranks))" -G)
+    step=(-n "$ranks" "--gpus=$((gpus < ranks ? gpus : ranks))")
+else
+    gpu_options=(-g 2)
+    step=(-n "$ranks")
+fi
+
+# One cluster for all; what each command says goes to a file.
+cluster() { timeout -k 5 100 tests/cluster/run.sh -n 1 "${gpu_options[@]}" -t 90 -k "$@"; }
+cat >"$out/steps.sh" <<'STEPS'
+out=$1 steps=$2 engine=$3
+shift 3
+train() { # name srun's options... -- ep-train's options...
+    name=$1
+    shift
+    options=
+    while [ "$1" != -- ]; do options="$options $1" && shift; done
+    shift
+    # shellcheck disable=SC2086
+    timeout -k 5 40 srun "$@" $options ep-train --engine "$engine" --steps "$steps" --no-measure --save-weights "$out/$name.weights" \
+        $more "$PWD/LICENSE" >"$out/$name.log" 2>&1 || echo "status $?" >>"$out/$name.log"
+}
+step="$*"
+# shellcheck disable=SC2086
+{
+    timeout 30 srun $step -n1 ep-overlap check --node >"$out/check.txt" 2>&1
+    more="--dispatcher alltoall" train alltoall-off --ep-overlap=off -- $step
+    more= train alltoall-on --ep-overlap=on --ep-dispatcher=alltoall -- $step
+    more= train alltoall-wgrad --ep-overlap=on --ep-dispatcher=alltoall --delay-wgrad -- $step
+    more="--dispatcher flex" train flex-off --ep-overlap=off -- $step
+    more= train flex-on --ep-overlap=on --ep-dispatcher=flex -- $step
+    more= train flex-wgrad --ep-overlap=on --ep-dispatcher=flex --delay-wgrad -- $step
+    more="--dtype bf16 --hidden 128 --ffn 256 --dispatcher alltoall" train bf16-off --ep-overlap=off -- $step
+    more="--dtype bf16 --hidden 128 --ffn 256" train bf16-on --ep-overlap=on --ep-dispatcher=alltoall -- $step
+    timeout -k 5 60 srun $step --ep-overlap=on ep-overlap bench --engine "$engine" ${BENCH_OPTIONS:-} --repeat 5 --json >"$out/bench.json" 2>"$out/bench.log"
+    echo "status $?" >>"$out/bench.log"
+}
+STEPS
+if ! cluster bash "$out/steps.sh" "$top/$out" "$steps" "$engine" "${step[@]}" >"$out/cluster.log" 2>&1; then
+    tail -20 "$out/cluster.log" >&2
+    result cluster FAIL "$(tail -1 "$out/cluster.log")"
+fi
+
+# ---- what came out ----
+losses() { sed -n 's/.*iteration *\([0-9]*\)\/.*lm loss: \([0-9.E+-]*\).*/\1 \2/p' "$out/$1.log"; }
+compare() { # case against
+    if [ "$(losses "$1" | wc -l)" != "$steps" ]; then
+        result "$1" FAIL "$(losses "$1" | wc -l) of $steps losses: $(grep -v iteration "$out/$1.log" | tail -1)"
+    elif ! grep -q "^ep-train: overlap $3.*$engine engine, $ranks ranks" "$out/$1.log"; then
+        result "$1" FAIL "$(head -1 "$out/$1.log")"
+    elif [ "$(losses "$1")" != "$(losses "$2")" ]; then
+        result "$1" FAIL "losses differ from $2: $(losses "$1" | tail -1) against $(losses "$2" | tail -1)"
+    elif ! cmp -s "$out/$1.weights" "$out/$2.weights"; then
+        result "$1" FAIL "equal losses, but not the bits of $2's weights"
+    else
+        result "$1" ok "$steps losses to $(losses "$1" | tail -1 | cut -d' ' -f2) and all weights, $([ "$1" = "$2" ] && echo "the baseline" || echo "bit by bit those of $2")${ranks_note:-}"
+    fi
+}
+for dispatcher in alltoall flex; do
+    compare "$dispatcher-off" "$dispatcher-off" off
+    compare "$dispatcher-on" "$dispatcher-off" "on, dispatcher $dispatcher, weight gradients at once"
+    compare "$dispatcher-wgrad" "$dispatcher-off" "on, dispatcher $dispatcher, weight gradients delayed"
+done
+compare bf16-on bf16-off "on, dispatcher alltoall"
+if [ "$engine" = cuda ]; then
+    driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -1)
+    name=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1)
+    if grep -q "$driver" "$out/check.txt" && grep -q "$name" "$out/check.txt"; then
+        result check ok "$gpus x $name, driver $driver, as nvidia-smi says"
+    else
+        result check FAIL "check --node tells neither $driver nor $name: $(head -1 "$out/check.txt")"
+    fi
+    cat "$out/check.txt"
+fi
+if grep -q '"schema": "ep-overlap-bench/1"' "$out/bench.json" && grep -q '^status 0' "$out/bench.log"; then
+    result bench ok "srun ep-overlap bench: $(grep -c '"identical": true' "$out/bench.json") arms with the same bits"
+else
+    result bench FAIL "$(head -1 "$out/bench.log")"
+fi
+exit "$failed"
