@@ -5,6 +5,7 @@
  * puts it, and come back to where it came from.
  */
 #include "backend/route.h"
+#include "backend/route_flex_step.h"
 #include "moe_reference.h"
 #include "unit.h"
 
@@ -271,18 +272,178 @@ static void flex_sums(const world *w, int r, const flex_side *f, const int *labe
         }
 }
 
+/* ---- flex by blocks of tokens, as a device does it ------------------------- */
+
+enum { META = EPO_FLEX_META_HEAD + 3 * SLOTS + 3 };
+
+typedef struct step_side {
+    int32_t token[TOKENS * RANKS], sum[TOKENS * SLOTS], weight[TOKENS * SLOTS];
+    int32_t place[TOKENS * SLOTS];
+    int32_t meta[TOKENS * RANKS * META];
+    uint32_t next[EXPERTS + 2 * RANKS * EXPERTS]; /* columns: experts, first, last */
+} step_side;
+
+/* What a thread block adds to its columns: tokens [from, past), or all its rows placed. */
+static void step_block(const world *w, int r, int from, int past, bool place, const uint64_t *block,
+                       step_side *f) {
+    const epo_route_shape *s = &w->s;
+    int k = s->top_k, local = epo_route_local(s), n = s->chunks;
+    int width = s->ranks < k ? s->ranks : k, words = epo_flex_meta_words(k);
+    uint32_t *firsts = f->next + s->experts, *lasts = firsts + s->ranks * n;
+    for (int i = from * k; i < past * k; i++)
+        if (w->experts[r][i] >= 0)
+            f->place[i] = (int32_t)f->next[w->experts[r][i]]++;
+    for (int t = from; t < past; t++) {
+        const int32_t *e = w->experts[r] + t * k;
+        int used = 0, first, last;
+        for (int d = 0; d < s->ranks; d++) {
+            if (!epo_flex_token_chunks(e, k, local, n, d, &first, &last))
+                continue;
+            int32_t sent = (int32_t)firsts[d * n + first]++, back = (int32_t)lasts[d * n + last]++;
+            if (!place)
+                continue;
+            f->token[(int32_t)block[d] + sent] = t;
+            f->sum[t * width + used++] = (int32_t)block[d] + back;
+            int32_t *row = f->meta + ((int32_t)block[d] + sent) * words;
+            for (int at = 0; at < words; at++)
+                row[at] = (int32_t)epo_flex_meta_word(at, e, f->place + t * k, NULL, k, local, d,
+                                                      back, last);
+            for (int j = 0; j < k; j++)
+                if (e[j] >= d * local && e[j] < (d + 1) * local)
+                    f->weight[t * k + j] = ((int32_t)block[d] + back) * k + j;
+        }
+        while (place && used < width)
+            f->sum[t * width + used++] = -1;
+    }
+}
+
+/* Counts of all tokens, then every block's places from the sums before it. */
+static void step_send(const world *w, int r, int tokens, const uint64_t *block, step_side *f) {
+    const epo_route_shape *s = &w->s;
+    int n = s->chunks;
+    static step_side counted;
+    memset(f, 0xff, sizeof *f);
+    memset(counted.next, 0, sizeof counted.next);
+    step_block(w, r, 0, w->tokens[r], false, block, &counted);
+    for (int from = 0; from < w->tokens[r]; from += tokens) {
+        int past = from + tokens < w->tokens[r] ? from + tokens : w->tokens[r];
+        memset(f->next, 0, sizeof f->next);
+        step_block(w, r, 0, from, false, block, f);
+        for (int i = 0; i < 2 * s->ranks; i++) { /* chunks of a block follow each other */
+            uint32_t sum = 0;
+            for (int c = 0; c < n; c++) {
+                f->next[s->experts + i * n + c] += sum;
+                sum += counted.next[s->experts + i * n + c];
+            }
+        }
+        step_block(w, r, from, past, true, block, f);
+    }
+}
+
+/* The receiver's maps from meta rows, in any order of threads. */
+static bool step_recv(const world *w, int d, const flex_side *side, const step_side *step,
+                      const flex_received *f, const epo_flex_arrived *out) {
+    int n = w->s.chunks, local = epo_route_local(&w->s);
+    size_t words = (size_t)epo_flex_meta_words(w->s.top_k);
+    uint64_t target[EXPERTS], base = 0, all = 0;
+    bool good = true;
+    for (int r = 0; r < w->s.ranks; r++)
+        all += f->source_rows[r];
+    for (int r = 0; r < w->s.ranks; r++) {
+        int32_t mine[EXPERTS], returns[EXPERTS];
+        epo_route_targets(&w->s, w->counts, r, target);
+        for (int e = 0; e < local; e++)
+            mine[e] = (int32_t)target[d * local + e];
+        for (int c = 0; c < n; c++)
+            returns[c] = (int32_t)(f->back_first[c * w->s.ranks + r] - f->last_of[r * (n + 1) + c]);
+        epo_flex_source from = {step[r].meta + side[r].block[d] * words,
+                                mine,
+                                returns,
+                                (int32_t)base,
+                                (int32_t)w->rows[d],
+                                (int32_t)all};
+        for (int k = w->s.top_k - 1; k >= 0; k--)
+            for (uint32_t i = f->source_rows[r]; i-- > 0;)
+                good = epo_flex_arrive(&from, out, (int32_t)i, k, w->s.top_k, local, n) && good;
+        base += f->source_rows[r];
+    }
+    return good;
+}
+
+static void steps_agree(const world *w, const flex_side *side, const step_side *step, int d,
+                        const flex_received *f) {
+    static int32_t expand[ROWS], back[RANKS * TOKENS * SLOTS];
+    static float weight[ROWS];
+    memset(expand, 0xff, sizeof expand);
+    memset(weight, 0, sizeof weight);
+    memset(back, 0xee, sizeof back);
+    epo_flex_arrived out = {expand, weight, back, NULL};
+    CU_ASSERT(step_recv(w, d, side, step, f, &out));
+    CU_ASSERT_EQUAL(memcmp(expand, f->expand, w->rows[d] * 4), 0);
+    uint64_t returned = 0;
+    for (int r = 0; r < w->s.ranks; r++)
+        returned += f->source_rows[r];
+    CU_ASSERT_EQUAL(memcmp(back, f->back, returned * (uint64_t)w->s.top_k * 4), 0);
+    for (uint64_t i = 0; i < w->rows[d]; i++)
+        CU_ASSERT_EQUAL(weight[i] == 1.0F, f->weight[i] >= 0);
+}
+
+static void steps_send_the_same(const world *w, int r, const flex_side *side, step_side *step) {
+    size_t k = (size_t)w->s.top_k, tokens = (size_t)w->tokens[r];
+    uint64_t rows = 0;
+    for (int d = 0; d < w->s.ranks; d++)
+        rows += w->rank_rows[r][d];
+    step_send(w, r, 1 + r % 5, side->block, step);
+    CU_ASSERT_EQUAL(memcmp(step->token, side->token, rows * 4), 0);
+    CU_ASSERT_EQUAL(memcmp(step->sum, side->sum, tokens * (size_t)side->width * 4), 0);
+    CU_ASSERT_EQUAL(memcmp(step->weight, side->weight, tokens * k * 4), 0);
+}
+
+static void impossible_meta_writes_nothing(void) {
+    int32_t meta[16] = {0}, target[] = {0, 4}, returns[] = {0}, expand[8], back[4];
+    float weight[8];
+    const epo_flex_arrived out = {expand, weight, back, NULL};
+    const epo_flex_source from = {meta, target, returns, 0, 8, 1};
+    const struct {
+        int32_t returned, last, expert, place;
+        bool good;
+    } cases[] = {
+        {0, 0, 1, 3, true},  {0, 0, -1, 9, true},  {0, 0, 2, 0, false}, {0, 0, -2, 0, false},
+        {0, 0, 1, 4, false}, {0, 0, 0, -1, false}, {1, 0, 0, 0, false}, {-1, 0, 0, 0, false},
+        {0, 1, 0, 0, false}, {0, -1, 0, 0, false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        memset(expand, 0xee, sizeof expand);
+        memset(back, 0xee, sizeof back);
+        meta[0] = cases[i].returned;
+        meta[1] = cases[i].last;
+        meta[EPO_FLEX_META_HEAD] = cases[i].expert;
+        meta[EPO_FLEX_META_HEAD + 1] = cases[i].place;
+        CU_ASSERT_EQUAL(epo_flex_arrive(&from, &out, 0, 0, 1, 2, 1), cases[i].good);
+        int written = 0;
+        for (int j = 0; j < 8; j++)
+            written += expand[j] != (int32_t)0xeeeeeeee;
+        CU_ASSERT_EQUAL(written, cases[i].good && cases[i].expert >= 0);
+        CU_ASSERT_EQUAL(back[0] != (int32_t)0xeeeeeeee, cases[i].good);
+    }
+}
+
 static void flex_places_rows(const world *w) {
     static flex_side side[RANKS];
+    static step_side step[RANKS];
     static flex_received in;
     static int labels[RANKS][TOKENS * RANKS * SLOTS];
     memset(labels, 0xff, sizeof labels);
-    for (int r = 0; r < w->s.ranks; r++)
+    for (int r = 0; r < w->s.ranks; r++) {
         flex_send(w, r, &side[r]);
+        steps_send_the_same(w, r, &side[r], &step[r]);
+    }
     for (int d = 0; d < w->s.ranks; d++) {
         CU_ASSERT_EQUAL(flex_recv(w, d, side, &in), 0);
         flex_expands(w, d, &in);
         flex_orders_by_chunk(w, d, side, &in);
         flex_returns(w, d, side, &in, labels);
+        steps_agree(w, side, step, d, &in);
     }
     for (int r = 0; r < w->s.ranks; r++)
         flex_sums(w, r, &side[r], labels[r]);
@@ -356,6 +517,7 @@ int main(void) {
         {"random routings go where they should, and back", random_routings},
         {"an index out of range is found", index_out_of_range_is_found},
         {"meta that does not fit the counts is found", meta_that_does_not_fit_is_found},
+        {"impossible meta writes nothing", impossible_meta_writes_nothing},
         CU_TEST_INFO_NULL,
     };
     return unit_run("route", tests);
