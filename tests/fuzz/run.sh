@@ -1,49 +1,73 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# run.sh [-s SECONDS] [-b FOLDER] [TARGET]...: builds the fuzz targets with clang's libFuzzer and
-# the address and undefined-behaviour sanitizers, and runs each for SECONDS (10) from its seeds.
+# run.sh [-s SECONDS] [-r RUNS] [-j JOBS] [-b FOLDER] [TARGET]...: builds the fuzz targets with
+# clang's libFuzzer and the address and undefined-behaviour sanitizers, and runs each for
+# SECONDS (10), or until RUNS inputs were tried, from its seeds, JOBS (all cores) at a time.
 # What it finds stays in FOLDER (build-fuzz) as TARGET-crash-*; status 1 if there is any.
 set -eu
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 top=$(cd "$here/../.." && pwd)
-seconds=10 folder=$top/build-fuzz
-while getopts s:b: option; do
+usage="usage: run.sh [-s SECONDS] [-r RUNS] [-j JOBS] [-b FOLDER] [TARGET]..."
+seconds=10 runs=-1 jobs=$(nproc) folder=$top/build-fuzz
+while getopts s:r:j:b: option; do
     case $option in
     s) seconds=$OPTARG ;;
+    r) runs=$OPTARG seconds=0 ;;
+    j) jobs=$OPTARG ;;
     b) folder=$OPTARG ;;
-    *) echo "usage: run.sh [-s SECONDS] [-b FOLDER] [TARGET]..." >&2; exit 2 ;;
+    *) echo "$usage" >&2 && exit 2 ;;
     esac
 done
 shift $((OPTIND - 1))
-clang=${CLANG:-clang}
-command -v "$clang" >/dev/null || {
-    echo "run.sh: $clang is not installed; on Debian or Ubuntu: apt-get install clang libclang-rt-dev" >&2
+for number in "$seconds" "${runs#-}" "$jobs"; do
+    [[ $number =~ ^[0-9]{1,9}$ ]] || { echo "$usage" >&2 && exit 2; }
+done
+export CLANG=${CLANG:-clang}
+command -v "$CLANG" >/dev/null || {
+    echo "run.sh: $CLANG is not installed; on Debian or Ubuntu: apt-get install clang libclang-rt-dev" >&2
     exit 2
 }
-[ $# -gt 0 ] || set -- log script yaml chrome nsight values
-
-mkdir -p "$folder"
-libraries=(-lyaml -lsqlite3 -lyajl -lm)
-mapfile -t sources < <(printf '%s\n' "$top"/lib/core/{status,facts,fact_value,version,text,options}.c \
-    "$top"/lib/rules/{rules,condition,condition_lex,settings,derive,words,command,launch,launcher,program,complete}.c \
-    "$top"/lib/trace/*.c "$top"/tools/ep-overlap/input_yaml.c)
-failed=0
+mapfile -t known < <(cd "$here" && printf '%s\n' fuzz_*.c | sed 's/^fuzz_//; s/\.c$//')
+[ $# -gt 0 ] || set -- "${known[@]}"
 for target; do
-    echo "fuzz $target: build"
-    "$clang" -g -O1 -std=gnu11 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
-        -I"$top/lib/include" -I"$top/lib" -I"$top/tools/ep-overlap" -I"$here" \
-        -o "$folder/fuzz_$target" "$here/fuzz_$target.c" "${sources[@]}" "${libraries[@]}"
-    mkdir -p "$folder/corpus_$target"
-    echo "fuzz $target: $seconds s"
-    log=$folder/fuzz_$target.log
-    if ! (cd "$folder" && timeout $((seconds + 120)) ./fuzz_"$target" -max_total_time="$seconds" \
-        -timeout=20 -rss_limit_mb=4096 -max_len=65536 -print_final_stats=1 \
-        -artifact_prefix="$target-" "corpus_$target" "$here/seeds/$target") >"$log" 2>&1; then
-        failed=1
-        echo "fuzz $target: FAILED, see $log"
-        grep -E 'ERROR|SUMMARY|runtime error|Test unit written' "$log" | head -5
-    else
-        grep -E 'number_of_executed_units|new_units_added|peak_rss' "$log" | sed "s/^/fuzz $target: /"
-    fi
+    [ -f "$here/fuzz_$target.c" ] || { echo "run.sh: no target $target; there are: ${known[*]}" >&2 && exit 2; }
 done
-exit $failed
+
+# Everything that the targets test, compiled once, and a library of it.
+mkdir -p "$folder/objects"
+mapfile -t sources < <(printf '%s\n' "$top"/lib/core/{status,facts,fact_value,version,text,options}.c \
+    "$top"/lib/core/{config,config_read,hostlist,env_list,env_record,probe_record,trust}.c \
+    "$top"/lib/rules/{rules,condition,condition_lex,settings,derive,words,command,launch,launcher,program,complete}.c \
+    "$top"/lib/backend/route{,_flex,_capacity}.c "$top"/lib/trace/*.c "$top"/tools/ep-overlap/input_yaml.c \
+    "$here"/fuzz_*.c)
+export FLAGS="-g -O1 -std=gnu11 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
+    -I$top/lib/include -I$top/lib -I$top/tools/ep-overlap -I$here"
+echo "build: ${#sources[@]} files"
+# shellcheck disable=SC2016 # the inner shell expands it
+printf '%s\0' "${sources[@]}" | (cd "$folder/objects" && xargs -0 -P "$jobs" -I '{}' \
+    sh -c '$CLANG $FLAGS -c -o "$(basename "$1" .c).o" "$1"' compile '{}')
+rm -f "$folder/library.a"
+find "$folder/objects" -name '*.o' ! -name 'fuzz_*' -exec ar rcs "$folder/library.a" {} +
+for target; do
+    "$CLANG" -fsanitize=fuzzer,address,undefined -o "$folder/fuzz_$target" "$folder/objects/fuzz_$target.o" \
+        "$folder/library.a" -lconfig -lyaml -lsqlite3 -lyajl -lm
+    mkdir -p "$folder/corpus_$target"
+done
+
+run_one() { # target
+    cd "$folder"
+    local log=fuzz_$1.log limit=$((seconds > 0 ? seconds + 120 : 7200)) status=0
+    timeout "$limit" ./"fuzz_$1" -max_total_time="$seconds" -runs="$runs" -timeout=20 -rss_limit_mb=4096 \
+        -max_len=65536 -print_final_stats=1 -artifact_prefix="$1-" "corpus_$1" "$here/seeds/$1" >"$log" 2>&1 || status=$?
+    if [ "$status" = 0 ]; then
+        sed -n 's/^stat::\(number_of_executed_units\|new_units_added\|peak_rss_mb\): */ \1 /p' "$log" |
+            tr '\n' ' ' | sed "s/^/fuzz $1:/; s/_/ /g; s/ *\$/\n/"
+    else
+        echo "fuzz $1: FAILED (status $status), see $folder/$log"
+        grep -E 'ERROR|SUMMARY|runtime error|Test unit written' "$log" | head -5
+    fi
+    return "$status"
+}
+export -f run_one
+export folder here seconds runs
+printf '%s\0' "$@" | xargs -0 -P "$jobs" -I '{}' bash -c 'run_one "$1"' run '{}' || exit 1
