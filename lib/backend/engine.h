@@ -81,6 +81,7 @@ typedef struct epo_engine {
     epo_status (*backward)(epo_layer *layer, epo_saved *saved, const void *dy, void *dx,
                            float *dweights, epo_stream stream);
     void (*saved_release)(epo_saved *saved);
+    epo_status (*schedule_run)(epo_group *group, const epo_schedule *schedule, epo_stream stream);
 } epo_engine;
 
 /* Exported by every engine module.  `abi` is what the caller was built with; NULL

@@ -334,6 +334,66 @@ EPO_API void epo_saved_release(epo_saved *saved);
 EPO_API epo_status epo_layer_wgrad_flush(epo_layer *layer, epo_stream stream);
 EPO_API epo_status epo_group_wgrad_flush(epo_group *group, epo_stream stream);
 
+/* ---- two micro-batches ------------------------------------------------- */
+
+/* Forward of one micro-batch beside backward of another, node by node, so that each
+ * one's communication runs under the other's compute.  For step i of L layers, F =
+ * layer i forward, B = layer L-1-i backward, nodes are issued in this order:
+ *
+ *   B combine', F attention, B mlp', F dispatch, B mlp wgrad, B dispatch', F mlp,
+ *   F combine, B attention', B attention wgrad
+ *
+ * ' marks a gradient: combine' sends dy to the experts, dispatch' brings dx back. */
+typedef enum epo_node {
+    EPO_NODE_ATTENTION = 0, /* the caller's: everything before the experts */
+    EPO_NODE_DISPATCH = 1,
+    EPO_NODE_MLP = 2,
+    EPO_NODE_COMBINE = 3,
+    EPO_NODE_COMBINE_BACK = 4,
+    EPO_NODE_MLP_BACK = 5,
+    EPO_NODE_MLP_WGRAD = 6,
+    EPO_NODE_DISPATCH_BACK = 7,
+    EPO_NODE_ATTENTION_BACK = 8, /* the caller's */
+    EPO_NODE_ATTENTION_WGRAD = 9 /* the caller's */
+} epo_node;
+
+/* One layer in one direction.  What a node reads must be set when it is issued: forward
+ * plan, x and y by the layer's ATTENTION at the latest (which may call epo_plan_create);
+ * backward saved, dy and dx by the ATTENTION_BACK of the layer above.  Arrays live until
+ * the run's outputs are complete. */
+typedef struct epo_step {
+    epo_layer *layer; /* NULL: a dense layer; its MLP, MLP_BACK and MLP_WGRAD are the
+                       * caller's, and it has no dispatch and no combine */
+    epo_plan *plan;   /* forward: as epo_forward */
+    const void *x;
+    void *y;
+    epo_saved *saved; /* forward: written; backward: taken over, whatever the status */
+    const void *dy;   /* backward: as epo_backward */
+    void *dx;
+    float *dweights;
+} epo_step;
+
+typedef struct epo_schedule {
+    size_t size;
+    int layers;         /* L */
+    epo_step *forward;  /* [L], by layer; NULL: no forward (the last micro-batch) */
+    epo_step *backward; /* [L], by layer; NULL: no backward (the first micro-batch) */
+    /* A node of the caller's, on `stream` (CUDA: enqueued; what the engine made for it
+     * is complete in stream order).  It may call epo_plan_create, and nothing else that
+     * is collective.  An error ends the run, and the group's work on all ranks. */
+    epo_status (*node)(void *ctx, epo_node node, int layer, epo_step *step, epo_stream stream);
+    void *ctx;
+    /* Tells each node when it has been issued, the caller's too; may be NULL. */
+    void (*issued)(void *ctx, epo_node node, int layer);
+} epo_schedule;
+#define EPO_SCHEDULE_INIT                                                                          \
+    { sizeof(epo_schedule), 0, NULL, NULL, NULL, NULL, NULL }
+
+/* [collective]  Runs it; every rank gives the same layers in the same order.  Results
+ * have the bits of the same epo_forward and epo_backward calls one after the other. */
+EPO_API epo_status epo_schedule_run(epo_group *group, const epo_schedule *schedule,
+                                    epo_stream stream);
+
 /* ---- figures ---------------------------------------------------------- */
 
 typedef struct epo_stats {

@@ -40,6 +40,7 @@ const epo_engine moe_engine = {
     .forward = moe_forward,
     .backward = moe_backward,
     .saved_release = moe_saved_release,
+    .schedule_run = moe_schedule_run,
 };
 
 const epo_engine *epo_engine_entry(uint32_t abi) {

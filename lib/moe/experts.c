@@ -13,7 +13,6 @@ static void product(moe_pass *p, const epo_layer *l, int chunk, const epo_gemm *
                     const epo_swiglu *act, epo_deps *deps, epo_event *signal) {
     const epo_backend_ops *ops = p->group->ops;
     const epo_plan *plan = p->plan;
-    epo_route_shape s = moe_buffer_shape(p->buffer, plan->top_k);
     epo_gemm g = *shape;
     epo_swiglu a = {0};
     bool fused = act != NULL && ops->info(p->group->be)->fused;
@@ -22,8 +21,8 @@ static void product(moe_pass *p, const epo_layer *l, int chunk, const epo_gemm *
     g.row_count = plan->op_count;
     g.cpu_first = plan->first;
     g.cpu_count = plan->count;
-    g.first = epo_route_chunk_first(&s, chunk);
-    g.count = epo_route_chunk_first(&s, chunk + 1) - g.first;
+    g.first = moe_pass_first_expert(p, chunk);
+    g.count = moe_pass_first_expert(p, chunk + 1) - g.first;
     if (act != NULL) {
         a = *act;
         a.w = plan->weight;
@@ -43,7 +42,7 @@ static void product(moe_pass *p, const epo_layer *l, int chunk, const epo_gemm *
     p->status = ops->swiglu(moe_pass_lane(p, chunk), &a, &behind);
 }
 
-static void chunk_forward(moe_pass *p, epo_layer *l, int c, epo_saved *saved, void *a, void *out) {
+void moe_experts_forward(moe_pass *p, epo_layer *l, int c, epo_saved *saved, void *a, void *out) {
     epo_group *g = p->group;
     int hidden = l->config.hidden, ffn = l->config.ffn;
     bool last = c == p->chunks - 1;
@@ -63,28 +62,34 @@ static void chunk_forward(moe_pass *p, epo_layer *l, int c, epo_saved *saved, vo
     if (last)
         moe_pass_taken(p, g->used, c > 0 ? g->odd_used : NULL);
     product(p, l, c, &fc2, NULL, &down, g->rows);
-    moe_pass_return(p, c, out, NULL);
+}
+
+void moe_forward_memory(moe_pass *p, const epo_layer *layer, epo_saved *saved, bool keep,
+                        moe_block *a, moe_block *out) {
+    uint64_t hidden = (uint64_t)layer->config.hidden, ffn = (uint64_t)layer->config.ffn;
+    uint64_t size = moe_type_size(layer->config.type), rows = p->plan->rows;
+    /* x is for the weight gradients alone, unless rows must be expanded first. */
+    if ((keep && layer->config.dw1 != NULL) || !moe_pass_in_place(p))
+        moe_pass_get(p, rows, hidden * size, &saved->x);
+    moe_pass_get(p, rows, 2 * ffn * size, &saved->h);
+    moe_pass_get(p, rows, ffn * size, a);
+    moe_pass_get(p, rows, hidden * size, out);
 }
 
 epo_status moe_layer_forward(epo_layer *layer, epo_plan *plan, const void *x, void *y,
                              epo_saved *saved, bool keep, epo_stream stream) {
     epo_group *g = layer->group;
-    uint64_t hidden = (uint64_t)layer->config.hidden, ffn = (uint64_t)layer->config.ffn;
-    uint64_t size = moe_type_size(layer->config.type), rows = plan->rows;
     moe_block a = {NULL, 0}, out = {NULL, 0};
     moe_pass p;
     moe_pass_begin(&p, plan, plan->chunks, stream);
-    /* x is for the weight gradients alone, unless rows must be expanded first. */
-    if ((keep && layer->config.dw1 != NULL) || !moe_pass_in_place(&p))
-        moe_pass_get(&p, rows, hidden * size, &saved->x);
-    moe_pass_get(&p, rows, 2 * ffn * size, &saved->h);
-    moe_pass_get(&p, rows, ffn * size, &a);
-    moe_pass_get(&p, rows, hidden * size, &out);
+    moe_forward_memory(&p, layer, saved, keep, &a, &out);
     moe_pass_dispatch(&p, x);
     if (p.status == EPO_OK)
         p.status = moe_wgrad_issue_delayed(g);
-    for (int c = 0; c < p.chunks && p.status == EPO_OK; c++)
-        chunk_forward(&p, layer, c, saved, a.ptr, out.ptr);
+    for (int c = 0; c < p.chunks && p.status == EPO_OK; c++) {
+        moe_experts_forward(&p, layer, c, saved, a.ptr, out.ptr);
+        moe_pass_return(&p, c, out.ptr, NULL);
+    }
     moe_pass_finish(&p, y, NULL);
     epo_status status = moe_pass_end(&p);
     moe_pool_put(g, &a);
@@ -93,8 +98,8 @@ epo_status moe_layer_forward(epo_layer *layer, epo_plan *plan, const void *x, vo
 }
 
 /* da overwrites nothing: `a` is made again in its place, dh in h's. */
-static void chunk_backward(moe_pass *p, epo_layer *l, int c, moe_wgrad *w, void *dx,
-                           float *dweight) {
+void moe_experts_backward(moe_pass *p, epo_layer *l, int c, moe_wgrad *w, void *dx,
+                          float *dweight) {
     int hidden = l->config.hidden, ffn = l->config.ffn;
     epo_deps down = moe_deps("dgrad2", EPO_INTERVAL_COMPUTE, c);
     epo_deps up = moe_deps("dgrad1", EPO_INTERVAL_COMPUTE, c);
@@ -134,13 +139,13 @@ static void chunk_wgrad(moe_pass *p, epo_layer *l, int c, moe_wgrad *w) {
         p->status = moe_wgrad_issue_end(w);
 }
 
-static void whole_wgrad(moe_pass *p, epo_layer *l, moe_wgrad *w) {
+void moe_backward_wgrad(moe_pass *p, epo_layer *l, moe_wgrad *w) {
     if (p->status == EPO_OK && l->config.dw1 != NULL && !w->issued && !p->group->delay_wgrad)
         p->status = moe_wgrad_issue_whole(w);
 }
 
 /* After a pass: the entry runs later, has run, or is dropped. */
-static epo_status settle_wgrad(moe_pass *p, epo_layer *l, moe_wgrad *w, epo_status status) {
+epo_status moe_backward_settle(moe_pass *p, epo_layer *l, moe_wgrad *w, epo_status status) {
     epo_group *g = p->group;
     if (status != EPO_OK || l->config.dw1 == NULL) {
         moe_wgrad_free(w);
@@ -158,41 +163,49 @@ static epo_status settle_wgrad(moe_pass *p, epo_layer *l, moe_wgrad *w, epo_stat
     return EPO_OK;
 }
 
+moe_wgrad *moe_backward_memory(moe_pass *p, epo_layer *layer, epo_saved *saved, moe_block *out,
+                               moe_block *dweight) {
+    uint64_t size = moe_type_size(layer->config.type), rows = p->plan->rows;
+    moe_wgrad *w = NULL;
+    if (p->status == EPO_OK)
+        p->status = moe_wgrad_make(layer, p->plan, &w);
+    if (p->status != EPO_OK)
+        return NULL;
+    w->x = saved->x;
+    w->dh = saved->h;
+    saved->x = saved->h = (moe_block){NULL, 0};
+    if (layer->config.dw1 != NULL || !moe_pass_in_place(p))
+        moe_pass_get(p, rows, (uint64_t)layer->config.hidden * size, &w->dy);
+    moe_pass_get(p, rows, (uint64_t)layer->config.ffn * size, &w->a);
+    moe_pass_get(p, rows, (uint64_t)layer->config.hidden * size, out);
+    moe_pass_get(p, rows, sizeof(float), dweight);
+    return w;
+}
+
 epo_status moe_layer_backward(epo_layer *layer, epo_saved *saved, const void *dy, void *dx,
                               float *dweights, epo_stream stream) {
     epo_group *g = layer->group;
     epo_plan *plan = saved->plan;
-    uint64_t size = moe_type_size(layer->config.type), rows = plan->rows;
     moe_block out = {NULL, 0}, dweight = {NULL, 0};
-    moe_wgrad *w = NULL;
     moe_pass p;
     moe_pass_begin(&p, plan, plan->chunks, stream);
-    if (p.status == EPO_OK)
-        p.status = moe_wgrad_make(layer, plan, &w);
-    if (p.status != EPO_OK)
+    moe_wgrad *w = moe_backward_memory(&p, layer, saved, &out, &dweight);
+    if (w == NULL)
         return moe_pass_end(&p);
-    w->x = saved->x;
-    w->dh = saved->h;
-    saved->x = saved->h = (moe_block){NULL, 0};
-    if (layer->config.dw1 != NULL || !moe_pass_in_place(&p))
-        moe_pass_get(&p, rows, (uint64_t)layer->config.hidden * size, &w->dy);
-    moe_pass_get(&p, rows, (uint64_t)layer->config.ffn * size, &w->a);
-    moe_pass_get(&p, rows, (uint64_t)layer->config.hidden * size, &out);
-    moe_pass_get(&p, rows, sizeof(float), &dweight);
     moe_pass_dispatch(&p, dy);
     if (p.status == EPO_OK)
         p.status = moe_wgrad_issue_delayed(g);
     for (int c = 0; c < p.chunks && p.status == EPO_OK; c++) {
-        chunk_backward(&p, layer, c, w, out.ptr, dweight.ptr);
+        moe_experts_backward(&p, layer, c, w, out.ptr, dweight.ptr);
         chunk_wgrad(&p, layer, c, w);
         if (!g->overlap && c == p.chunks - 1) /* serial: nothing is hidden */
-            whole_wgrad(&p, layer, w);
+            moe_backward_wgrad(&p, layer, w);
         moe_pass_return(&p, c, out.ptr, dweight.ptr);
     }
-    whole_wgrad(&p, layer, w);
+    moe_backward_wgrad(&p, layer, w);
     moe_pass_finish(&p, dx, dweights);
     epo_status status = moe_pass_end(&p);
     moe_pool_put(g, &out);
     moe_pool_put(g, &dweight);
-    return settle_wgrad(&p, layer, w, status);
+    return moe_backward_settle(&p, layer, w, status);
 }

@@ -137,8 +137,9 @@ static epo_status make_queues(epo_group *g) {
         status = g->ops->queue_create(g->be, EPO_QUEUE_COMM, &g->keep);
     if (status == EPO_OK && g->keep != NULL && g->overlap)
         status = g->ops->queue_create(g->be, EPO_QUEUE_COMPUTE, &g->odd);
-    epo_event **events[] = {&g->rows,      &g->read, &g->sent, &g->done,     &g->grad,
-                            &g->fill_done, &g->kept, &g->used, &g->odd_grad, &g->odd_used};
+    epo_event **events[] = {&g->rows,     &g->read,      &g->sent,         &g->done,
+                            &g->grad,     &g->fill_done, &g->kept,         &g->used,
+                            &g->odd_grad, &g->odd_used,  &g->pair_done[0], &g->pair_done[1]};
     for (size_t i = 0; status == EPO_OK && i < sizeof events / sizeof *events; i++)
         status = g->ops->event_create(g->be, events[i]);
     return status;
@@ -172,8 +173,9 @@ static void group_free(epo_group *g, bool broken) {
         return;
     if (g->be != NULL) {
         const epo_backend_ops *ops = g->ops;
-        epo_event *events[] = {g->rows,      g->read, g->sent, g->done,     g->grad,
-                               g->fill_done, g->kept, g->used, g->odd_grad, g->odd_used};
+        epo_event *events[] = {g->rows,     g->read,      g->sent,         g->done,
+                               g->grad,     g->fill_done, g->kept,         g->used,
+                               g->odd_grad, g->odd_used,  g->pair_done[0], g->pair_done[1]};
         if (g->odd != NULL)
             ops->queue_destroy(g->be, g->odd);
         if (g->keep != NULL)

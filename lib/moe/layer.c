@@ -169,20 +169,27 @@ static epo_status check_forward(const epo_layer *layer, const epo_plan *plan, co
     return check_fit(layer, plan);
 }
 
-epo_status moe_forward(epo_layer *layer, epo_plan *plan, const void *x, void *y, epo_saved **saved,
-                       epo_stream stream) {
+epo_status moe_forward_open(epo_layer *layer, epo_plan *plan, const void *x, const void *y,
+                            epo_saved **saved) {
     if (layer == NULL && plan == NULL)
         return epo_fail(EPO_E_ARG, "forward: layer and plan are NULL");
-    double start = moe_stats_now();
     epo_group *g = layer != NULL ? layer->group : plan->buffer->group;
-    epo_saved *s = NULL;
     epo_status status = check_forward(layer, plan, x, y);
     if (status == EPO_OK)
         status = moe_group_ok(g);
     if (status == EPO_OK)
-        status = make_saved(layer, plan, &s);
-    if (moe_group_turn(g, EPO_TURN_FORWARD, plan, status) != EPO_OK)
+        status = make_saved(layer, plan, saved);
+    return moe_group_turn(g, EPO_TURN_FORWARD, plan, status);
+}
+
+epo_status moe_forward(epo_layer *layer, epo_plan *plan, const void *x, void *y, epo_saved **saved,
+                       epo_stream stream) {
+    double start = moe_stats_now();
+    epo_saved *s = NULL;
+    epo_status status = moe_forward_open(layer, plan, x, y, &s);
+    if (status != EPO_OK)
         return status;
+    epo_group *g = layer->group;
     status = moe_layer_forward(layer, plan, x, y, s, saved != NULL, stream);
     if (status != EPO_OK || saved == NULL)
         moe_saved_drop(s);
@@ -214,9 +221,7 @@ static epo_status check_backward(const epo_layer *layer, const epo_saved *saved,
     return EPO_OK;
 }
 
-epo_status moe_backward(epo_layer *layer, epo_saved *saved, const void *dy, void *dx,
-                        float *dweights, epo_stream stream) {
-    double start = moe_stats_now();
+epo_status moe_backward_open(epo_layer *layer, epo_saved *saved, const void *dy, const void *dx) {
     bool live = saved != NULL && saved->live;
     epo_group *g = layer != NULL ? layer->group : live ? saved->layer->group : NULL;
     epo_status status = check_backward(layer, saved, dy, dx);
@@ -224,6 +229,14 @@ epo_status moe_backward(epo_layer *layer, epo_saved *saved, const void *dy, void
         status = moe_group_ok(g);
     if (g != NULL)
         moe_group_turn(g, EPO_TURN_BACKWARD, live ? saved->plan : NULL, status);
+    return status;
+}
+
+epo_status moe_backward(epo_layer *layer, epo_saved *saved, const void *dy, void *dx,
+                        float *dweights, epo_stream stream) {
+    double start = moe_stats_now();
+    bool live = saved != NULL && saved->live;
+    epo_status status = moe_backward_open(layer, saved, dy, dx);
     if (status == EPO_OK) {
         status = moe_layer_backward(layer, saved, dy, dx, dweights, stream);
         layer->microbatch++;
@@ -231,8 +244,8 @@ epo_status moe_backward(epo_layer *layer, epo_saved *saved, const void *dy, void
     if (live)
         moe_saved_drop(saved);
     if (status == EPO_OK) {
-        g->stats.backward_calls++;
-        g->stats.call_s += moe_stats_now() - start;
+        layer->group->stats.backward_calls++;
+        layer->group->stats.call_s += moe_stats_now() - start;
     }
     return status;
 }

@@ -12,6 +12,7 @@
  *   pipeline.c  the pass: dispatch, expand, return, finish
  *   experts.c   the GEMMs of a pass, forward and backward
  *   layer.c     layer and saved objects
+ *   schedule.c  two micro-batches, node by node
  *   wgrad.c     weight gradients, at once or delayed
  *   stats.c     figures
  */
@@ -114,6 +115,7 @@ struct epo_group {
      * end of one chunk's GEMM and the beginning of the next one's share the device. */
     epo_queue *odd;
     epo_event *odd_grad, *odd_used;
+    epo_event *pair_done[2]; /* of a schedule's forward and backward */
     moe_pool pool;
     moe_wgrad_queue wgrads;
     epo_stats stats;
@@ -297,7 +299,8 @@ typedef struct moe_pass {
     epo_plan *plan;
     epo_buffer *buffer;
     epo_stream stream;
-    int chunks; /* 1: the whole plan in one piece, whatever its chunks */
+    int chunks;      /* 1: the whole plan in one piece, whatever its chunks */
+    epo_event *done; /* compute: the outputs are complete */
     epo_status status;
     moe_block back, back_weight; /* flex: what goes back */
     bool keeps;                  /* in place: copies were issued */
@@ -305,6 +308,7 @@ typedef struct moe_pass {
 
 void moe_pass_begin(moe_pass *p, epo_plan *plan, int chunks, epo_stream stream);
 uint64_t moe_pass_first_row(const moe_pass *p, int chunk); /* chunk == chunks: all rows */
+int moe_pass_first_expert(const moe_pass *p, int chunk);   /* likewise */
 void moe_pass_get(moe_pass *p, uint64_t count, uint64_t size, moe_block *out);
 /* Sends the rows of src[T][H]. */
 void moe_pass_dispatch(moe_pass *p, const void *src);
@@ -356,6 +360,22 @@ epo_status moe_layer_forward(epo_layer *layer, epo_plan *plan, const void *x, vo
                              epo_saved *saved, bool keep, epo_stream stream);
 epo_status moe_layer_backward(epo_layer *layer, epo_saved *saved, const void *dy, void *dx,
                               float *dweights, epo_stream stream);
+/* The parts of these, for a schedule.  open: arguments checked, the turn taken. */
+epo_status moe_forward_open(epo_layer *layer, epo_plan *plan, const void *x, const void *y,
+                            epo_saved **saved);
+epo_status moe_backward_open(epo_layer *layer, epo_saved *saved, const void *dy, const void *dx);
+void moe_forward_memory(moe_pass *p, const epo_layer *layer, epo_saved *saved, bool keep,
+                        moe_block *a, moe_block *out);
+/* Takes saved's blocks over; NULL: it failed, and so did the pass. */
+moe_wgrad *moe_backward_memory(moe_pass *p, epo_layer *layer, epo_saved *saved, moe_block *out,
+                               moe_block *dweight);
+/* Chunk's experts, up to the rows that go back. */
+void moe_experts_forward(moe_pass *p, epo_layer *l, int c, epo_saved *saved, void *a, void *out);
+void moe_experts_backward(moe_pass *p, epo_layer *l, int c, moe_wgrad *w, void *dx, float *dweight);
+/* The pass's weight gradients, unless delayed, not wanted or issued. */
+void moe_backward_wgrad(moe_pass *p, epo_layer *l, moe_wgrad *w);
+/* After the pass, which ended with `status`: w runs later, has run, or is dropped. */
+epo_status moe_backward_settle(moe_pass *p, epo_layer *l, moe_wgrad *w, epo_status status);
 /* Gives up blocks and plan; the handle goes to the group's spares. */
 void moe_saved_drop(epo_saved *saved);
 
@@ -439,6 +459,7 @@ epo_status moe_forward(epo_layer *layer, epo_plan *plan, const void *x, void *y,
 epo_status moe_backward(epo_layer *layer, epo_saved *saved, const void *dy, void *dx,
                         float *dweights, epo_stream stream);
 void moe_saved_release(epo_saved *saved);
+epo_status moe_schedule_run(epo_group *group, const epo_schedule *schedule, epo_stream stream);
 
 extern const epo_engine moe_engine;
 

@@ -25,8 +25,12 @@ void moe_deps_wait(epo_deps *deps, epo_ready ready) { deps->wait[deps->nwait++] 
 
 void moe_pass_begin(moe_pass *p, epo_plan *plan, int chunks, epo_stream stream) {
     epo_group *g = plan->buffer->group;
-    *p = (moe_pass){
-        .group = g, .plan = plan, .buffer = plan->buffer, .stream = stream, .chunks = chunks};
+    *p = (moe_pass){.group = g,
+                    .plan = plan,
+                    .buffer = plan->buffer,
+                    .stream = stream,
+                    .chunks = chunks,
+                    .done = g->done};
     epo_queue *queues[4] = {g->compute, g->comm};
     int count = 2;
     if (g->keep != NULL)
@@ -41,10 +45,14 @@ static int plan_chunk(const moe_pass *p, int c) {
     return p->chunks == p->plan->chunks ? c : c == 0 ? 0 : p->plan->chunks;
 }
 
+int moe_pass_first_expert(const moe_pass *p, int chunk) {
+    epo_route_shape s = moe_buffer_shape(p->buffer, p->plan->top_k);
+    return epo_route_chunk_first(&s, plan_chunk(p, chunk));
+}
+
 uint64_t moe_pass_first_row(const moe_pass *p, int chunk) {
     const epo_buffer *b = p->buffer;
-    epo_route_shape s = moe_buffer_shape(b, p->plan->top_k);
-    int e = epo_route_chunk_first(&s, plan_chunk(p, chunk));
+    int e = moe_pass_first_expert(p, chunk);
     return e < b->local ? p->plan->first[e] : p->plan->rows;
 }
 
@@ -303,23 +311,23 @@ void moe_pass_finish(moe_pass *p, void *y, float *slot_weight) {
     moe_deps_wait(&deps, epo_ready_event(g->sent));
     if (p->keeps)
         moe_deps_wait(&deps, epo_ready_event(g->kept));
-    deps.signal = g->done;
+    deps.signal = p->done;
     g->stats.local_bytes += ((uint64_t)plan->sum_width + 1) * tokens * b->row_bytes;
     p->status = g->ops->reduce(g->compute, &reduce, &deps);
     if (slot_weight != NULL && p->status == EPO_OK) {
         epo_rows_gather gather = {slot_weight, moe_buffer_at(b, slot->extra), plan->slot_weight,
                                   tokens * (uint64_t)plan->top_k, sizeof(float)};
         epo_deps gather_deps = moe_deps("dweights", EPO_INTERVAL_LOCAL, -1);
-        gather_deps.signal = g->done;
+        gather_deps.signal = p->done;
         p->status = g->ops->gather(g->compute, &gather, &gather_deps);
     }
-    give_credit(p, slot, g->done, NULL, NULL);
+    give_credit(p, slot, p->done, NULL, NULL);
 }
 
 epo_status moe_pass_end(moe_pass *p) {
     epo_group *g = p->group;
     if (p->status == EPO_OK)
-        p->status = g->ops->stream_leave(g->be, g->done, p->stream);
+        p->status = g->ops->stream_leave(g->be, p->done, p->stream);
     if (p->status == EPO_OK)
         p->status = moe_group_turn_end(g);
     if (p->status != EPO_OK)

@@ -328,6 +328,14 @@ epo_status epo_layer_wgrad_flush(epo_layer *layer, epo_stream stream) {
     return CALL(layer, layer_wgrad_flush, layer, stream);
 }
 
+epo_status epo_schedule_run(epo_group *group, const epo_schedule *schedule, epo_stream stream) {
+    epo_schedule full = EPO_SCHEDULE_INIT;
+    NEED(group);
+    epo_status status =
+        epo_versioned_read(&full, schedule, EPO_LEAST(epo_schedule, ctx), "epo_schedule");
+    return CALL(group, schedule_run, group, status == EPO_OK ? &full : schedule, stream);
+}
+
 /* ---- figures ---------------------------------------------------------- */
 
 epo_status epo_group_stats(epo_group *group, epo_stats *stats, int reset) {

@@ -165,6 +165,9 @@ static void buffer_and_plan_calls(void) {
     REACHES(epo_dispatch(plan, row, row, NULL, NULL), "dispatch");
     REFUSED(epo_combine(NULL, row, row, NULL, NULL, NULL), "plan");
     REACHES(epo_combine(plan, row, row, NULL, NULL, NULL), "combine");
+    epo_schedule schedule = EPO_SCHEDULE_INIT;
+    REFUSED(epo_schedule_run(NULL, &schedule, NULL), "group");
+    REACHES(epo_schedule_run(fake_group(), &schedule, NULL), "schedule_run");
 }
 
 static void layer_calls(void) {
