@@ -16,7 +16,7 @@ top=$PWD build=${1:-build-gpu} debs=${2:-build-debs}
 engine=${EPO_ENGINE:-cuda} ranks=2 steps=20
 links=
 out=$build/results/slurm
-mkdir -p "$out" || exit 2
+rm -rf "${out:?}" && mkdir -p "$out" || exit 2
 
 no() { # why: nothing can be said here
     printf 'case\tslurm\tskip\t%s\n' "$*"
@@ -99,7 +99,8 @@ step="$*"
 STEPS
 if ! cluster bash "$out/steps.sh" "$top/$out" "$steps" "$engine" "${step[@]}" >"$out/cluster.log" 2>&1; then
     tail -20 "$out/cluster.log" >&2
-    result cluster FAIL "$(tail -1 "$out/cluster.log")"
+    result cluster FAIL "$(grep -v 'kept:' "$out/cluster.log" | tail -1)"
+    [ -e "$out/alltoall-off.log" ] || exit 1
 fi
 
 # ---- what came out ----
