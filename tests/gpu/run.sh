@@ -8,6 +8,7 @@
 #   threads    layers, ranks as threads, all arms bit for bit        1 GPU or more
 #   processes  the same, ranks as processes over CUDA IPC            1 GPU or more
 #   nccl       the same, peers by ncclSend and ncclRecv              2 GPUs
+#   features   groups from a communicator, two micro-batches, ...      1 GPU or more
 #   sanitizer  memcheck and racecheck of small cases                 1 GPU
 #   bench      workload Q, serial and overlapped in turns            2 GPUs (1: no exchange)
 #   slurm      srun --ep-overlap=on ep-train: the loss of off, bit for bit; Slurm from
@@ -28,11 +29,11 @@ while getopts n:s:o:h option; do
         n) cases=$OPTARG ;;
         s) seed=$OPTARG ;;
         o) out=$OPTARG ;;
-        *) sed -n '3,20s/^# \{0,1\}//p' "$0"; exit 2 ;;
+        *) sed -n '3,23s/^# \{0,1\}//p' "$0"; exit 2 ;;
     esac
 done
 shift $((OPTIND - 1))
-phases=${*:-probe units threads processes nccl sanitizer bench slurm}
+phases=${*:-probe units threads processes nccl features sanitizer bench slurm}
 out=${out:-$build/results}
 mkdir -p "$out" || exit 2
 : >"$out/cases.tsv"
@@ -108,6 +109,7 @@ for phase in $phases; do
                 EP_OVERLAP_CUDA_PEER=0 run nccl 90 "$build/layer" processes 2 "$((cases / 2))" ${seed:+"$seed"}
             fi
             ;;
+        features) run features 90 "$build/features" ;;
         sanitizer)
             if ! command -v compute-sanitizer >/dev/null 2>&1; then
                 PATH=$PATH:$cuda/bin
