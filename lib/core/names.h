@@ -40,4 +40,14 @@
 #define EPO_ENV_HOST_LINK "EP_OVERLAP_HOST_LINK"       /* "GB/s,us": emulated link */
 #define EPO_ENV_BLAS_THREADS "EP_OVERLAP_BLAS_THREADS" /* per rank, host engine */
 
+/* The interposer: off | observe | accelerate, and where its figures go (1: one line of
+ * rank 0 on standard error; a folder: a file per rank too).  The plugin sets them only
+ * where the user has not. */
+#define EPO_ENV_INTERPOSE "EP_OVERLAP_INTERPOSE"
+#define EPO_ENV_RECORD "EP_OVERLAP_RECORD"
+/* Its sizes in bytes (k, m, g): window of a communicator, one slot of it, least message. */
+#define EPO_ENV_INTERPOSE_STAGING "EP_OVERLAP_INTERPOSE_STAGING"
+#define EPO_ENV_INTERPOSE_SLOT "EP_OVERLAP_INTERPOSE_SLOT"
+#define EPO_ENV_INTERPOSE_LEAST "EP_OVERLAP_INTERPOSE_LEAST"
+
 #endif

@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "config.h"
+
+#include "preload/intercept/agree.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Of a pair's word. */
+enum { PAIR_LOWER = 1, PAIR_HIGHER = 2, PAIR_AGREED = 3, PAIR_REFUSED = 4 };
+#define WHOLE_REFUSED 0x80000000u
+
+double agree_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void nap(void) {
+    const struct timespec t = {0, 50000};
+    nanosleep(&t, NULL);
+}
+
+/* Zeros are a valid empty room, so whoever comes first makes it.  Anybody else's file
+ * of that name is refused. */
+static agree_room *room_open(const char *path) {
+    int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    struct stat st;
+    void *p = MAP_FAILED;
+    if (fd < 0)
+        return NULL;
+    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == geteuid() &&
+        (st.st_mode & 077) == 0 && st.st_nlink == 1 &&
+        posix_fallocate(fd, 0, (off_t)sizeof(agree_room)) == 0)
+        p = mmap(NULL, sizeof(agree_room), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+bool agree_enter(agree *a, const comm_key *key) {
+    snprintf(a->path, sizeof a->path, "/dev/shm/ep-overlap-%016llx%016llx",
+             (unsigned long long)key->word[0], (unsigned long long)key->word[1]);
+    a->room = room_open(a->path);
+    if (a->room == NULL)
+        return false;
+    a->me = (int)atomic_fetch_add(&a->room->entered, 1);
+    if (a->me >= AGREE_RANKS) {
+        munmap(a->room, sizeof *a->room);
+        a->room = NULL;
+        return false;
+    }
+    atomic_store(&a->room->card[a->me].state, AGREE_ENTERED);
+    return true;
+}
+
+int agree_count(const agree *a) {
+    const unsigned n = atomic_load(&a->room->entered);
+    return n > AGREE_RANKS ? AGREE_RANKS : (int)n;
+}
+
+void agree_show(agree *a, const epo_terms_card *terms, const cu_ipc_handle *window) {
+    agree_card *card = &a->room->card[a->me];
+    card->terms = *terms;
+    if (window != NULL)
+        card->window = *window;
+    atomic_store(&card->state, terms->usable ? AGREE_READY : AGREE_WITHDRAWN);
+}
+
+bool agree_wait_card(agree *a, int i, double limit_s) {
+    const double until = agree_now() + limit_s;
+    unsigned state;
+    while ((state = atomic_load(&a->room->card[i].state)) < AGREE_READY) {
+        if (agree_now() > until)
+            return false;
+        nap();
+    }
+    return state == AGREE_READY;
+}
+
+static atomic_uint *pair_of(agree *a, int i, unsigned *bit) {
+    *bit = a->me < i ? PAIR_LOWER : PAIR_HIGHER;
+    return a->me < i ? &a->room->pair[a->me][i] : &a->room->pair[i][a->me];
+}
+
+/* What is agreed or refused stays so. */
+void agree_vote(agree *a, int i, bool yes) {
+    unsigned bit;
+    atomic_uint *word = pair_of(a, i, &bit);
+    unsigned now = atomic_load(word);
+    do {
+        if ((now & PAIR_REFUSED) != 0 || now == PAIR_AGREED)
+            return;
+    } while (!atomic_compare_exchange_weak(word, &now, yes ? now | bit : PAIR_REFUSED));
+}
+
+bool agree_verdict(agree *a, int i, double limit_s) {
+    const double until = agree_now() + limit_s;
+    unsigned bit, now;
+    atomic_uint *word = pair_of(a, i, &bit);
+    while ((now = atomic_load(word)) != PAIR_AGREED && (now & PAIR_REFUSED) == 0) {
+        if (agree_now() > until)
+            agree_vote(a, i, false); /* unless the peer has just agreed */
+        else
+            nap();
+    }
+    return now == PAIR_AGREED;
+}
+
+static bool all_pairs(const agree *a, int ranks, bool *decided) {
+    bool agreed = true;
+    *decided = true;
+    for (int i = 0; i < ranks; i++)
+        for (int k = i + 1; k < ranks; k++) {
+            const unsigned now = atomic_load(&a->room->pair[i][k]);
+            agreed = agreed && now == PAIR_AGREED;
+            *decided = *decided && (now == PAIR_AGREED || (now & PAIR_REFUSED) != 0);
+        }
+    return agreed;
+}
+
+/* Counts the ranks that saw all pairs agree: complete or refused, whichever is first. */
+bool agree_whole(agree *a, int ranks, double limit_s) {
+    const double until = agree_now() + limit_s;
+    atomic_uint *word = &a->room->whole;
+    bool decided = false, yes = false;
+    while (agree_count(a) == ranks && !decided && agree_now() < until) {
+        yes = all_pairs(a, ranks, &decided);
+        if (!decided)
+            nap();
+    }
+    unsigned now = atomic_load(word);
+    while (!(decided && yes) && now != (unsigned)ranks && (now & WHOLE_REFUSED) == 0 &&
+           !atomic_compare_exchange_weak(word, &now, now | WHOLE_REFUSED))
+        ;
+    if (decided && yes)
+        atomic_fetch_add(word, 1);
+    while ((now = atomic_load(word)) != (unsigned)ranks && (now & WHOLE_REFUSED) == 0) {
+        if (agree_now() > until)
+            (void)atomic_compare_exchange_strong(word, &now, now | WHOLE_REFUSED);
+        else
+            nap();
+    }
+    return now == (unsigned)ranks;
+}
+
+void agree_unlink(agree *a) {
+    if (a->room != NULL)
+        (void)unlink(a->path);
+}
+
+bool agree_closed(agree *a) {
+    bool all = true;
+    atomic_store(&a->room->card[a->me].closed, 1);
+    for (int i = 0; i < agree_count(a); i++)
+        all = all && (atomic_load(&a->room->card[i].closed) != 0 ||
+                      atomic_load(&a->room->card[i].state) == AGREE_WITHDRAWN);
+    return all;
+}
+
+void agree_leave(agree *a) {
+    if (a->room != NULL)
+        munmap(a->room, sizeof *a->room);
+    a->room = NULL;
+}

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * comm.c - the communicators of this process: found by handle, never forgotten, so
+ * that what a retired one did is still in the figures.
+ */
+#include "config.h"
+
+#include "preload/intercept/intercept.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static struct {
+    pthread_rwlock_t lock;
+    comm *first; /* in use or retired (handle NULL) */
+} context = {PTHREAD_RWLOCK_INITIALIZER, NULL};
+
+static const char *const fallback_names[FALLBACKS] = {
+    [FALLBACK_NONE] = "carried",
+    [FALLBACK_MODE] = "observing only",
+    [FALLBACK_ALONE] = "one rank",
+    [FALLBACK_NONBLOCKING] = "non-blocking communicator",
+    [FALLBACK_GROUPED] = "made in a group of communicators",
+    [FALLBACK_NO_PEER] = "no other rank of the node takes part",
+    [FALLBACK_DRIVER] = "driver without waits in streams",
+    [FALLBACK_CONNECTIONS] = "CUDA_DEVICE_MAX_CONNECTIONS=1",
+    [FALLBACK_STAGING] = "no staging memory left",
+    [FALLBACK_SYSTEM] = "no shared memory between the ranks",
+    [FALLBACK_PEER] = "peer on another node or without P2P",
+    [FALLBACK_SMALL] = "small message",
+    [FALLBACK_ERROR] = "communicator in error",
+    [FALLBACK_WHOLE] = "ncclAlltoAll over ranks that do not all take part",
+};
+
+const char *fallback_name(fallback f) { return fallback_names[f]; }
+
+comm *comm_find(ncclComm_t handle) {
+    comm *c = NULL;
+    if (handle == NULL)
+        return NULL;
+    pthread_rwlock_rdlock(&context.lock);
+    for (c = context.first; c != NULL && c->handle != handle; c = c->next)
+        ;
+    pthread_rwlock_unlock(&context.lock);
+    return c;
+}
+
+comm *comm_create(const real_nccl *real, int rank, int ranks, const comm_key *key) {
+    comm *c = calloc(1, sizeof *c);
+    if (c == NULL)
+        return NULL;
+    c->real = real;
+    c->rank = rank;
+    c->ranks = ranks;
+    if (key != NULL)
+        c->key = *key;
+    return c;
+}
+
+void comm_publish(comm *c, ncclComm_t handle) {
+    pthread_rwlock_wrlock(&context.lock);
+    for (comm *old = context.first; old != NULL; old = old->next)
+        if (old->handle == handle) /* its end was not seen */
+            old->handle = NULL;
+    c->handle = handle;
+    c->next = context.first;
+    context.first = c;
+    pthread_rwlock_unlock(&context.lock);
+}
+
+void comm_retire(comm *c) {
+    pthread_rwlock_wrlock(&context.lock);
+    c->handle = NULL;
+    pthread_rwlock_unlock(&context.lock);
+}
+
+void comm_free(comm *c) { free(c); }
+
+void comm_each(void (*see)(const comm *c, void *argument), void *argument) {
+    pthread_rwlock_rdlock(&context.lock);
+    for (const comm *c = context.first; c != NULL; c = c->next)
+        see(c, argument);
+    pthread_rwlock_unlock(&context.lock);
+}
+
+static uint64_t mix(uint64_t hash, const unsigned char *bytes, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        hash = (hash ^ bytes[i]) * UINT64_C(0x100000001b3);
+    hash ^= hash >> 31;
+    return hash * UINT64_C(0x9e3779b97f4a7c15);
+}
+
+/* Not a secret and not a signature: two communicators of one user must not meet under
+ * one name by accident (FNV-1a over two seeds). */
+comm_key comm_key_of(const void *bytes, size_t count, const comm_key *parent) {
+    comm_key key = {{UINT64_C(0xcbf29ce484222325), UINT64_C(0x84222325cbf29ce4)}};
+    if (parent != NULL)
+        key = *parent;
+    for (int i = 0; i < 2; i++)
+        key.word[i] = mix(key.word[i] + (uint64_t)i, bytes, count);
+    return key;
+}

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * driver.h - the few functions of libcuda that we use, found in the process that has
+ * already opened it.  Our own words, as in nccl_abi.h: the driver is the node's.
+ */
+#ifndef EPO_INTERCEPT_DRIVER_H
+#define EPO_INTERCEPT_DRIVER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef int cu_result; /* 0: success */
+typedef struct CUctx_st *cu_context;
+typedef struct CUstream_st *cu_stream;
+typedef struct CUevent_st *cu_event;
+typedef struct CUgraph_st *cu_graph;
+typedef uintptr_t cu_pointer;
+typedef struct {
+    unsigned char byte[64];
+} cu_ipc_handle;
+
+enum {
+    CU_NOT_READY = 600,
+    CU_STREAM_NON_BLOCKING_ = 1,
+    CU_EVENT_NO_TIMING = 2,
+    CU_EXTERNAL = 1, /* of a captured event: record or wait outside the graph */
+    CU_WAIT_EQUAL = 1,
+    CU_CAPTURE_RELAXED = 2,
+    CU_CAPTURE_ACTIVE = 1,
+    CU_REGISTER_PORTABLE_MAPPED = 3,
+    CU_IPC_LAZY_PEER = 1,
+};
+
+/* X(member, symbol, parameters) */
+#define EPO_DRIVER_FUNCTIONS(X)                                                                    \
+    X(version, "cuDriverGetVersion", (int *))                                                      \
+    X(error_name, "cuGetErrorName", (cu_result, const char **))                                    \
+    X(context_get, "cuCtxGetCurrent", (cu_context *))                                              \
+    X(context_push, "cuCtxPushCurrent_v2", (cu_context))                                           \
+    X(context_pop, "cuCtxPopCurrent_v2", (cu_context *))                                           \
+    X(priorities, "cuCtxGetStreamPriorityRange", (int *, int *))                                   \
+    X(alloc, "cuMemAlloc_v2", (cu_pointer *, size_t))                                              \
+    X(release, "cuMemFree_v2", (cu_pointer))                                                       \
+    X(ipc_get, "cuIpcGetMemHandle", (cu_ipc_handle *, cu_pointer))                                 \
+    X(ipc_open, "cuIpcOpenMemHandle_v2", (cu_pointer *, cu_ipc_handle, unsigned))                  \
+    X(ipc_close, "cuIpcCloseMemHandle", (cu_pointer))                                              \
+    X(host_register, "cuMemHostRegister_v2", (void *, size_t, unsigned))                           \
+    X(host_unregister, "cuMemHostUnregister", (void *))                                            \
+    X(host_pointer, "cuMemHostGetDevicePointer_v2", (cu_pointer *, void *, unsigned))              \
+    X(stream_create, "cuStreamCreateWithPriority", (cu_stream *, unsigned, int))                   \
+    X(stream_destroy, "cuStreamDestroy_v2", (cu_stream))                                           \
+    X(stream_query, "cuStreamQuery", (cu_stream))                                                  \
+    X(stream_wait, "cuStreamWaitEvent", (cu_stream, cu_event, unsigned))                           \
+    X(wait_value, "cuStreamWaitValue32_v2", (cu_stream, cu_pointer, uint32_t, unsigned))           \
+    X(write_value, "cuStreamWriteValue32_v2", (cu_stream, cu_pointer, uint32_t, unsigned))         \
+    X(copy, "cuMemcpyAsync", (cu_pointer, cu_pointer, size_t, cu_stream))                          \
+    X(event_create, "cuEventCreate", (cu_event *, unsigned))                                       \
+    X(event_destroy, "cuEventDestroy_v2", (cu_event))                                              \
+    X(event_record, "cuEventRecord", (cu_event, cu_stream))                                        \
+    X(event_record_external, "cuEventRecordWithFlags", (cu_event, cu_stream, unsigned))            \
+    X(capturing, "cuStreamIsCapturing", (cu_stream, int *))                                        \
+    X(capture_begin, "cuStreamBeginCapture_v2", (cu_stream, int))                                  \
+    X(capture_end, "cuStreamEndCapture", (cu_stream, cu_graph *))                                  \
+    X(capture_mode, "cuThreadExchangeStreamCaptureMode", (int *))                                  \
+    X(capture_info, "cuStreamGetCaptureInfo_v2",                                                   \
+      (cu_stream, int *, uint64_t *, cu_graph *, const void **, size_t *))                         \
+    X(graph_destroy, "cuGraphDestroy", (cu_graph))
+
+typedef struct cuda_driver {
+#define EPO_DRIVER_MEMBER(member, symbol, parameters) cu_result(*member) parameters;
+    EPO_DRIVER_FUNCTIONS(EPO_DRIVER_MEMBER)
+#undef EPO_DRIVER_MEMBER
+} cuda_driver;
+
+/* NULL: not mapped, or it lacks a function (whose name is in *missing). */
+const cuda_driver *driver_find(const char **missing);
+/* "CUDA_ERROR_OUT_OF_MEMORY"; never NULL. */
+const char *driver_error(const cuda_driver *cu, cu_result r);
+
+#endif

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * figures.c - at the end of the process, if EP_OVERLAP_RECORD asks for it: one line from
+ * rank 0, and one JSON object per rank where a folder is given.
+ */
+#include "config.h"
+
+#include "preload/intercept/intercept.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "preload/environment.h"
+#include "preload/intercept/mapped.h"
+
+static struct {
+    pthread_mutex_t lock;
+    pid_t pid; /* whose figures these are: a forked child's are not */
+} context = {PTHREAD_MUTEX_INITIALIZER, 0};
+
+typedef struct sums {
+    uint64_t comms, exchanges, exchange_bytes, sent, carried, other, fell[FALLBACKS];
+} sums;
+
+static uint64_t bytes_of(const tally *t) { return atomic_load(&t->bytes); }
+static uint64_t calls_of(const tally *t) { return atomic_load(&t->calls); }
+
+/* An ncclAlltoAll that went out as messages is in `send` already. */
+static uint64_t whole_left(const comm *c) {
+    const uint64_t all = bytes_of(&c->whole[COLLECTIVE_ALLTOALL]);
+    return c->channel == NULL && bytes_of(&c->carried) == 0 ? all : 0;
+}
+
+static void add_comm(const comm *c, void *argument) {
+    sums *s = argument;
+    s->comms++;
+    s->exchanges += calls_of(&c->exchange) + (whole_left(c) ? calls_of(&c->whole[0]) : 0);
+    s->exchange_bytes += bytes_of(&c->exchange) + whole_left(c);
+    s->sent += bytes_of(&c->send) + whole_left(c);
+    s->carried += bytes_of(&c->carried);
+    for (int k = COLLECTIVE_ALLTOALL + 1; k < COLLECTIVES; k++)
+        s->other += bytes_of(&c->whole[k]);
+    for (int f = 0; f < FALLBACKS; f++)
+        s->fell[f] += bytes_of(&c->fell[f]);
+}
+
+static void write_line(const sums *s) {
+    fprintf(stderr,
+            "ep-overlap: NCCL messages of rank 0: %.1f MB in %" PRIu64 " communicators, %" PRIu64
+            " all-to-all exchanges (%.1f MB); %.1f MB carried by copy engines",
+            (double)s->sent / 1e6, s->comms, s->exchanges, (double)s->exchange_bytes / 1e6,
+            (double)s->carried / 1e6);
+    int worst = FALLBACK_NONE;
+    for (int f = FALLBACK_NONE + 1; f < FALLBACKS; f++)
+        if (s->fell[f] > s->fell[worst] || worst == FALLBACK_NONE)
+            worst = s->fell[f] > 0 ? f : worst;
+    if (worst != FALLBACK_NONE)
+        fprintf(stderr, "; left to NCCL mostly for: %s (%.1f MB)", fallback_name((fallback)worst),
+                (double)s->fell[worst] / 1e6);
+    fputc('\n', stderr);
+}
+
+/* ---- JSON ---- */
+
+static void text_out(FILE *f, const char *name, const char *text) {
+    fprintf(f, "\"%s\": ", name);
+    if (text[0] == '\0') {
+        fputs("null", f);
+        return;
+    }
+    fputc('"', f);
+    for (const unsigned char *c = (const unsigned char *)text; *c != '\0'; c++) {
+        if (*c == '"' || *c == '\\')
+            fputc('\\', f);
+        if (*c >= 0x20)
+            fputc(*c, f);
+    }
+    fputc('"', f);
+}
+
+static void tally_out(FILE *f, const char *name, const tally *t) {
+    fprintf(f, "\"%s\": {\"calls\": %" PRIu64 ", \"bytes\": %" PRIu64 "}", name, calls_of(t),
+            bytes_of(t));
+}
+
+typedef struct list {
+    FILE *file;
+    int count;
+} list;
+
+static void comm_out(const comm *c, void *argument) {
+    static const char *const kinds[COLLECTIVES] = {"alltoall",      "allreduce", "allgather",
+                                                   "reducescatter", "broadcast", "reduce"};
+    list *l = argument;
+    FILE *f = l->file;
+    fprintf(f, "%s\n    {\"rank\": %d, \"ranks\": %d, ", l->count++ ? "," : "", c->rank, c->ranks);
+    tally_out(f, "send", &c->send);
+    fputs(", ", f);
+    tally_out(f, "recv", &c->recv);
+    fputs(", ", f);
+    tally_out(f, "exchange", &c->exchange);
+    fprintf(f, ", \"largest_exchange\": %" PRIu64 ", ", (uint64_t)atomic_load(&c->largest));
+    tally_out(f, "carried", &c->carried);
+    for (int k = 0; k < COLLECTIVES; k++) {
+        fputs(", ", f);
+        tally_out(f, kinds[k], &c->whole[k]);
+    }
+    fputs(",\n     ", f);
+    text_out(f, "not_carried", c->why == FALLBACK_NONE ? "" : fallback_name(c->why));
+    fputs(", \"left_to_nccl\": {", f);
+    int fell = 0;
+    for (int k = FALLBACK_NONE + 1; k < FALLBACKS; k++)
+        if (calls_of(&c->fell[k]) > 0) {
+            fputs(fell++ ? ", " : "", f);
+            tally_out(f, fallback_name((fallback)k), &c->fell[k]);
+        }
+    fputs("}}", f);
+}
+
+static void json_out(FILE *f, int rank, int ranks) {
+    const mapped none = {0}, *m = mapped_known() != NULL ? mapped_known() : &none;
+    fprintf(f, "{\"version\": 1, \"rank\": %d, \"ranks\": %d, \"pid\": %d, ", rank, ranks,
+            (int)getpid());
+    text_out(f, "mode", mode_name(mode_now()));
+    fprintf(f, ",\n  \"mapped\": {\"nccls\": %d, ", m->nccls);
+    text_out(f, "nccl", m->nccl);
+    fputs(", ", f);
+    text_out(f, "nccl_path", m->nccl_path);
+    fputs(", ", f);
+    text_out(f, "torch", m->torch);
+    fputs(", ", f);
+    text_out(f, "transformer_engine", m->te);
+    fputs(", ", f);
+    text_out(f, "cuda", m->cuda);
+    fputs(", ", f);
+    text_out(f, "driver", m->driver);
+    fprintf(f, "},\n  \"staging_bytes\": %" PRIu64 ",\n  \"communicators\": [", channel_staging());
+    list l = {f, 0};
+    comm_each(comm_out, &l);
+    fputs("\n  ]}\n", f);
+}
+
+static void write_file(const char *folder, int rank, int ranks) {
+    char path[4096];
+    const int n = snprintf(path, sizeof path, "%s/ep-overlap-nccl-%d.json", folder, rank);
+    const int fd = n > 0 && (size_t)n < sizeof path
+                       ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)
+                       : -1;
+    FILE *f = fd >= 0 ? fdopen(fd, "w") : NULL;
+    if (f == NULL) {
+        if (fd >= 0)
+            close(fd);
+        fprintf(stderr, "ep-overlap: %s: %s; no figures written\n", path, strerror(errno));
+        return;
+    }
+    json_out(f, rank, ranks);
+    if (fclose(f) != 0)
+        fprintf(stderr, "ep-overlap: %s: %s\n", path, strerror(errno));
+}
+
+void figures_write(void) {
+    const char *record = mode_record(), *source;
+    int rank = 0, ranks = 1;
+    if (record == NULL || context.pid != getpid())
+        return;
+    if (epo_ranks_find(&rank, &ranks, &source) != EPO_OK)
+        rank = 0;
+    sums s;
+    memset(&s, 0, sizeof s);
+    comm_each(add_comm, &s);
+    if (rank == 0)
+        write_line(&s);
+    if (record[0] != '\0')
+        write_file(record, rank, ranks);
+}
+
+void figures_at_exit(void) {
+    pthread_mutex_lock(&context.lock);
+    const bool first = context.pid == 0;
+    if (first)
+        context.pid = getpid();
+    pthread_mutex_unlock(&context.lock);
+    if (first)
+        (void)atexit(figures_write);
+}

@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * intercept.h - what the parts of the interposer share.
+ */
+#ifndef EPO_INTERCEPT_INTERCEPT_H
+#define EPO_INTERCEPT_INTERCEPT_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "preload/intercept/nccl_abi.h"
+
+/* ---- real.c: the job's own NCCL ---- */
+
+typedef struct real_nccl {
+#define REAL_MEMBER(name, parameters) ncclResult_t(*name) parameters;
+    EPO_NCCL_FUNCTIONS(REAL_MEMBER)
+    EPO_NCCL_HELPERS(REAL_MEMBER)
+#undef REAL_MEMBER
+    const void *base; /* where it is mapped: its identity */
+    const char *path; /* the dynamic linker's */
+    int version;      /* 22809; 0: it does not tell */
+} real_nccl;
+
+/* The NCCL that the code at `caller` would have called without us: the one its own
+ * object depends on, else the next in the global order, else one that is mapped at all.
+ * NULL: there is none. */
+const real_nccl *real_of(const void *caller);
+/* How many different ones were called so far, and the n-th. */
+int real_count(void);
+const real_nccl *real_at(int n);
+
+/* ---- mode.c: what the user and the job's options ask for ---- */
+
+typedef enum intercept_mode { MODE_OFF, MODE_OBSERVE, MODE_ACCELERATE } intercept_mode;
+
+intercept_mode mode_now(void);
+const char *mode_name(intercept_mode mode);
+/* Where the figures go: NULL nowhere, "" standard error, else a folder. */
+const char *mode_record(void);
+/* From the variable `name`, digits with k, m or g; `otherwise` if unset or no number. */
+uint64_t mode_bytes(const char *name, uint64_t otherwise);
+
+/* ---- comm.c: communicators, as far as we know them ---- */
+
+typedef struct comm_key {
+    uint64_t word[2];
+} comm_key;
+
+typedef enum collective {
+    COLLECTIVE_ALLTOALL,
+    COLLECTIVE_ALLREDUCE,
+    COLLECTIVE_ALLGATHER,
+    COLLECTIVE_REDUCESCATTER,
+    COLLECTIVE_BROADCAST,
+    COLLECTIVE_REDUCE,
+    COLLECTIVES
+} collective;
+
+/* Why a message, or all of a communicator's, went NCCL's way. */
+typedef enum fallback {
+    FALLBACK_NONE,
+    FALLBACK_MODE,        /* observing */
+    FALLBACK_ALONE,       /* one rank */
+    FALLBACK_NONBLOCKING, /* readiness is known to one end only */
+    FALLBACK_GROUPED,     /* made inside a group, or for several GPUs of one process */
+    FALLBACK_NO_PEER,     /* no other rank of this node offers it */
+    FALLBACK_DRIVER,      /* libcuda lacks a function, or cannot wait in a stream */
+    FALLBACK_CONNECTIONS, /* CUDA_DEVICE_MAX_CONNECTIONS=1 */
+    FALLBACK_STAGING,     /* no memory left for a window */
+    FALLBACK_SYSTEM,      /* shared memory, threads */
+    FALLBACK_PEER,        /* the peer is on another node or did not agree */
+    FALLBACK_SMALL,       /* below the agreed size */
+    FALLBACK_ERROR,       /* the communicator is in error: NCCL says which */
+    FALLBACK_WHOLE,       /* ncclAlltoAll over ranks that do not all agree */
+    FALLBACKS
+} fallback;
+
+typedef struct tally {
+    atomic_uint_fast64_t calls, bytes;
+} tally;
+
+typedef struct channel channel;
+
+typedef struct comm {
+    struct comm *next;
+    ncclComm_t handle;
+    const real_nccl *real;
+    int rank, ranks;
+    comm_key key;
+    atomic_uint children; /* splits and shrinks so far: part of their keys */
+    channel *channel;     /* NULL: every message is NCCL's */
+    fallback why;         /* then: the reason */
+    bool blocking;
+    tally send, recv, exchange, carried, whole[COLLECTIVES];
+    atomic_uint_fast64_t largest; /* bytes of one exchange */
+    tally fell[FALLBACKS];
+} comm;
+
+static inline void tally_add(tally *t, uint64_t bytes) {
+    atomic_fetch_add_explicit(&t->calls, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&t->bytes, bytes, memory_order_relaxed);
+}
+
+const char *fallback_name(fallback f);
+/* NULL: not one that we saw being made. */
+comm *comm_find(ncclComm_t handle);
+/* Before NCCL makes it.  NULL: no memory; everything passes. */
+comm *comm_create(const real_nccl *real, int rank, int ranks, const comm_key *key);
+/* From now on comm_find() knows it. */
+void comm_publish(comm *c, ncclComm_t handle);
+/* NCCL has released it; its figures stay. */
+void comm_retire(comm *c);
+void comm_free(comm *c);
+comm_key comm_key_of(const void *bytes, size_t count, const comm_key *parent);
+/* Calls `see` for every communicator of this process, retired ones too. */
+void comm_each(void (*see)(const comm *c, void *context), void *context);
+
+/* ---- group.c: what this thread has collected since ncclGroupStart ---- */
+
+typedef struct message {
+    comm *comm;
+    bool send, carried, passed; /* passed: NCCL has it already */
+    int peer;
+    uint64_t bytes;
+    const void *source;
+    void *target;
+    size_t count;
+    ncclDataType_t type;
+    cudaStream_t stream;
+} message;
+
+typedef struct thread_state {
+    int depth;  /* of ncclGroupStart */
+    int inside; /* in NCCL: its own calls are not the program's */
+    bool failed;
+    message *messages;
+    size_t count, capacity;
+} thread_state;
+
+/* NULL: no memory. */
+thread_state *thread_here(void);
+ncclResult_t group_start(const real_nccl *real, thread_state *t);
+ncclResult_t group_end(const real_nccl *real, thread_state *t);
+ncclResult_t group_simulate(const real_nccl *real, thread_state *t, ncclSimInfo_t *info);
+ncclResult_t group_message(const real_nccl *real, thread_state *t, const message *m);
+
+/* ---- channel.c, carry.c: messages by copy engines ---- */
+
+/* Before NCCL's own call: lets the other ranks of the node see that this one is coming. */
+void channel_announce(comm *c, channel **pending);
+/* After it: `made` tells whether NCCL has the communicator.  Sets c->channel or c->why. */
+void channel_settle(comm *c, channel *pending, bool made);
+/* Waits for what is on its way (with a limit) and releases everything. */
+void channel_close(channel *ch);
+/* Ends all waits of this rank, again and again until channel_close(). */
+void channel_abort(channel *ch);
+bool channel_takes(const channel *ch, int peer, uint64_t bytes);
+/* Every pair of the communicator's ranks takes messages of this size. */
+bool channel_takes_all(const channel *ch, uint64_t bytes);
+/* Whether this rank has a peer at all. */
+bool channel_knows(const channel *ch, int peer);
+/* The two halves of a group: mark what streams have reached, then move the messages of
+ * one communicator that are `carried`. */
+ncclResult_t channel_fork(channel *ch, const message *messages, size_t count);
+ncclResult_t channel_carry(channel *ch, const message *messages, size_t count);
+uint64_t channel_staging(void);
+
+/* ---- mapped.c, figures.c ---- */
+
+/* Once, at the first communicator. */
+void mapped_look(const real_nccl *real);
+void figures_write(void);
+/* Writes them when the process ends. */
+void figures_at_exit(void);
+
+#endif

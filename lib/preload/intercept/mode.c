@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mode.c - EP_OVERLAP_INTERPOSE and EP_OVERLAP_RECORD, read once.
+ */
+#include "config.h"
+
+#include "preload/intercept/intercept.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/names.h"
+
+static struct {
+    pthread_once_t once;
+    intercept_mode mode;
+    const char *record;
+} context = {PTHREAD_ONCE_INIT, MODE_OFF, NULL};
+
+static const char *const names[] = {"off", "observe", "accelerate"};
+
+const char *mode_name(intercept_mode mode) { return names[mode]; }
+
+/* A word that we do not know counts as off: to observe or to accelerate is only done
+ * for somebody who asked for it. */
+static void read_environment(void) {
+    const char *word = getenv(EPO_ENV_INTERPOSE), *record = getenv(EPO_ENV_RECORD);
+    for (int i = 0; word != NULL && i < 3; i++)
+        if (strcmp(word, names[i]) == 0)
+            context.mode = (intercept_mode)i;
+    if (record == NULL || *record == '\0' || strcmp(record, "0") == 0)
+        return;
+    context.record = strcmp(record, "1") == 0 ? "" : strdup(record);
+}
+
+intercept_mode mode_now(void) {
+    pthread_once(&context.once, read_environment);
+    return context.mode;
+}
+
+const char *mode_record(void) {
+    pthread_once(&context.once, read_environment);
+    return context.record;
+}
+
+uint64_t mode_bytes(const char *name, uint64_t otherwise) {
+    const char *text = getenv(name);
+    uint64_t value = 0;
+    if (text == NULL || *text < '0' || *text > '9')
+        return otherwise;
+    for (; *text >= '0' && *text <= '9' && value < (UINT64_C(1) << 40); text++)
+        value = value * 10 + (uint64_t)(*text - '0');
+    if (*text == 'k' || *text == 'K')
+        value <<= 10, text++;
+    else if (*text == 'm' || *text == 'M')
+        value <<= 20, text++;
+    else if (*text == 'g' || *text == 'G')
+        value <<= 30, text++;
+    return *text == '\0' ? value : otherwise;
+}

@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * intercept_rank.c - one rank of a program that knows NCCL and nothing of us:
+ *     intercept_rank WHAT [COUNT]        RANK, WORLD_SIZE and UNIQUE set
+ * Sends and receives messages of random sizes, checks every byte, says "ok N" or what is
+ * wrong.  Runs on the stand-ins of this folder or on a GPU with a real libcuda.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "preload/intercept/nccl_abi.h"
+
+#define RANKS 8
+#define MOST (1 << 20)
+
+ncclResult_t ncclCommUserRank(ncclComm_t, int *);
+ncclResult_t ncclCommCount(ncclComm_t, int *);
+
+static int (*mem_alloc)(uintptr_t *, size_t), (*copy)(uintptr_t, uintptr_t, size_t);
+static int (*stream_create)(cudaStream_t *, unsigned, int), (*sync_stream)(cudaStream_t);
+static int (*capture_begin)(cudaStream_t, int), (*capture_end)(cudaStream_t, void **);
+static int (*graph_launch)(void *, cudaStream_t);
+static int (*instantiate)(void **, void *, unsigned long long); /* NULL: the stand-in */
+static int rank, ranks;
+static uint64_t state = 1;
+
+static uint64_t next(uint64_t most) { /* the same on all ranks */
+    state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return most == 0 ? 0 : (state >> 33) % most;
+}
+
+static void fail(const char *what, long a, long b) {
+    printf("rank %d: %s: %ld, %ld\n", rank, what, a, b);
+    exit(1);
+}
+#define MUST(call)                                                                                 \
+    do {                                                                                           \
+        const int r_ = (call);                                                                     \
+        if (r_ != 0)                                                                               \
+            fail(#call, r_, __LINE__);                                                             \
+    } while (0)
+
+static void *symbol(void *lib, const char *name) {
+    void *f = dlsym(lib, name);
+    if (f == NULL)
+        fail(name, 0, 0);
+    return f;
+}
+
+/* The driver, as a CUDA program has it: with a context. */
+static void open_cuda(void) {
+    void *cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL), *f;
+    if (cuda == NULL)
+        fail(dlerror(), 0, 0);
+#define FIND(variable, name)                                                                       \
+    f = symbol(cuda, name);                                                                        \
+    memcpy(&variable, &f, sizeof f)
+    FIND(mem_alloc, "cuMemAlloc_v2");
+    FIND(copy, "cuMemcpy");
+    FIND(stream_create, "cuStreamCreateWithPriority");
+    FIND(sync_stream, "cuStreamSynchronize");
+    FIND(capture_begin, "cuStreamBeginCapture_v2");
+    FIND(capture_end, "cuStreamEndCapture");
+    FIND(graph_launch, "cuGraphLaunch");
+    int (*init)(unsigned), (*retain)(void **, int), (*set)(void *);
+    f = dlsym(cuda, "cuInit"); /* the stand-in needs none of this */
+    if (f == NULL)
+        return;
+    FIND(instantiate, "cuGraphInstantiateWithFlags");
+    void *context;
+    FIND(init, "cuInit");
+    MUST(init(0));
+    FIND(retain, "cuDevicePrimaryCtxRetain");
+    FIND(set, "cuCtxSetCurrent");
+    MUST(retain(&context, 0));
+    MUST(set(context));
+}
+
+static unsigned char byte_of(int from, int to, uint64_t call, uint64_t i) {
+    return (unsigned char)((i * 131 + (i >> 8) * 17 + call * 29 + (uint64_t)from * 7 +
+                            (uint64_t)to * 3) &
+                           255);
+}
+
+typedef struct buffer {
+    uintptr_t device;
+    unsigned char *host;
+} buffer;
+
+static buffer send_buffer, recv_buffer;
+
+static void buffers(void) {
+    buffer *const all[] = {&send_buffer, &recv_buffer};
+    for (int i = 0; i < 2; i++) {
+        all[i]->host = malloc((size_t)RANKS * MOST);
+        MUST(mem_alloc(&all[i]->device, (size_t)RANKS * MOST));
+    }
+}
+
+static void fill(int to, uint64_t call, uint64_t bytes) {
+    unsigned char *at = send_buffer.host + (size_t)to * MOST;
+    for (uint64_t i = 0; i < bytes; i++)
+        at[i] = byte_of(rank, to, call, i);
+    if (bytes > 0)
+        MUST(copy(send_buffer.device + (size_t)to * MOST, (uintptr_t)at, bytes));
+}
+
+static void check(int from, uint64_t call, uint64_t bytes) {
+    unsigned char *at = recv_buffer.host + (size_t)from * MOST;
+    if (bytes > 0)
+        MUST(copy((uintptr_t)at, recv_buffer.device + (size_t)from * MOST, bytes));
+    for (uint64_t i = 0; i < bytes; i++)
+        if (at[i] != byte_of(from, rank, call, i))
+            fail("wrong byte", (long)i, (long)call);
+}
+
+static ncclComm_t world(void) {
+    ncclUniqueId id;
+    ncclComm_t c;
+    memset(&id, 0, sizeof id);
+    snprintf(id.internal, sizeof id.internal, "%s", getenv("UNIQUE"));
+    MUST(ncclCommInitRank(&c, ranks, id, rank));
+    return c;
+}
+
+static uint64_t random_size(void) {
+    const uint64_t kind = next(5);
+    if (kind == 0)
+        return 0;
+    return kind == 1 ? next(4096) : 1 + next(MOST - 1);
+}
+
+/* One exchange of random sizes: grouped, nested, or ncclAlltoAll. */
+static void exchange(ncclComm_t c, cudaStream_t s, uint64_t call) {
+    uint64_t size[RANKS][RANKS]; /* [from][to] */
+    const uint64_t kind = next(6), even = random_size() / 4 * 4;
+    int n = 0, me = 0;
+    MUST(ncclCommCount(c, &n));
+    MUST(ncclCommUserRank(c, &me));
+    for (int a = 0; a < n; a++)
+        for (int b = 0; b < n; b++)
+            size[a][b] = kind < 2 ? even : random_size();
+    for (int p = 0; p < n; p++)
+        fill(p, call, size[me][p]);
+    if (kind == 0) { /* pieces lie one behind the other there */
+        for (int p = 0; p < n && even > 0; p++)
+            MUST(copy(send_buffer.device + (size_t)p * even,
+                      (uintptr_t)send_buffer.host + (size_t)p * MOST, even));
+        MUST(ncclAlltoAll((void *)send_buffer.device, (void *)recv_buffer.device, even / 4, 7, c,
+                          s));
+        MUST(sync_stream(s));
+        for (int p = n - 1; p >= 0 && even > 0; p--) {
+            unsigned char *at = recv_buffer.host;
+            MUST(copy((uintptr_t)at, recv_buffer.device + (size_t)p * even, even));
+            for (uint64_t i = 0; i < even; i++)
+                if (at[i] != byte_of(p, rank, call, i))
+                    fail("wrong byte of ncclAlltoAll", (long)i, (long)call);
+        }
+        return;
+    }
+    MUST(ncclGroupStart());
+    if (kind == 3)
+        MUST(ncclGroupStart());
+    for (int p = 0; p < n; p++) {
+        MUST(ncclSend((void *)(send_buffer.device + (size_t)p * MOST), size[me][p], 0, p, c, s));
+        MUST(ncclRecv((void *)(recv_buffer.device + (size_t)p * MOST), size[p][me], 0, p, c, s));
+    }
+    if (kind == 3)
+        MUST(ncclGroupEnd());
+    if (kind == 4)
+        MUST(ncclAllReduce((void *)send_buffer.device, (void *)send_buffer.device, 4, 7, 0, c, s));
+    MUST(ncclGroupEnd());
+    MUST(sync_stream(s));
+    for (int p = 0; p < n; p++)
+        check(p, call, size[p][me]);
+}
+
+static void random_calls(ncclComm_t c, cudaStream_t s, uint64_t count) {
+    for (uint64_t call = 0; call < count; call++)
+        exchange(c, s, call);
+}
+
+/* A graph of one exchange, captured by rank r before call 2 + r; replayed from then on. */
+static void graphs(ncclComm_t c, cudaStream_t s, uint64_t count) {
+    const uint64_t bytes = 300000;
+    void *graph = NULL;
+    for (uint64_t call = 0; call < count; call++) {
+        for (int p = 0; p < ranks; p++)
+            fill(p, call, bytes);
+        const int capture = call == 2 + (uint64_t)rank;
+        if (capture)
+            MUST(capture_begin(s, 1));
+        if (graph == NULL) {
+            MUST(ncclGroupStart());
+            for (int k = 1; k < ranks; k++) {
+                const int p = (rank + k) % ranks;
+                MUST(ncclSend((void *)(send_buffer.device + (size_t)p * MOST), bytes, 1, p, c, s));
+                MUST(ncclRecv((void *)(recv_buffer.device + (size_t)p * MOST), bytes, 1, p, c, s));
+            }
+            MUST(ncclGroupEnd());
+        }
+        if (capture)
+            MUST(capture_end(s, &graph));
+        if (capture && instantiate != NULL)
+            MUST(instantiate(&graph, graph, 0));
+        if (graph != NULL)
+            MUST(graph_launch(graph, s));
+        MUST(sync_stream(s));
+        for (int p = 0; p < ranks; p++)
+            if (p != rank)
+                check(p, call, bytes);
+    }
+}
+
+/* Rank 1 does not come; the abort of rank 0 ends the waits on its stream. */
+static void abort_one(ncclComm_t c, cudaStream_t s) {
+    if (rank != 0) {
+        sleep(1);
+        MUST(ncclCommAbort(c));
+        return;
+    }
+    MUST(ncclGroupStart());
+    MUST(ncclSend((void *)send_buffer.device, 500000, 0, 1, c, s));
+    MUST(ncclRecv((void *)recv_buffer.device, 500000, 0, 1, c, s));
+    MUST(ncclGroupEnd());
+    MUST(ncclCommAbort(c));
+    MUST(sync_stream(s));
+}
+
+/* Splits, one of them without a colour, and a communicator of one. */
+static void splits(ncclComm_t c, cudaStream_t s, uint64_t count) {
+    ncclComm_t same, half, none;
+    MUST(ncclCommSplit(c, 0, rank, &same, NULL));
+    MUST(ncclCommSplit(c, rank == 0 ? -1 : 1, 0, &none, NULL));
+    MUST(ncclCommSplit(c, rank, 0, &half, NULL));
+    for (uint64_t call = 0; call < count; call++)
+        exchange(call % 2 ? same : c, s, call);
+    MUST(ncclCommDestroy(same));
+    MUST(ncclCommDestroy(half));
+    if (rank != 0)
+        MUST(ncclCommDestroy(none));
+    MUST(ncclCommSplit(c, 0, rank, &same, NULL));
+    random_calls(same, s, count);
+    MUST(ncclCommDestroy(same));
+}
+
+/* What every call returns, wrong ones too: for comparing runs with and without us. */
+static void codes(ncclComm_t c, cudaStream_t s) {
+    void *const out = (void *)send_buffer.device, *const in = (void *)recv_buffer.device;
+    ncclComm_t other = NULL;
+    ncclUniqueId id;
+    ncclConfig_t config = {.size = sizeof config, .magic = 0xcafebeef, .version = 22809};
+    int list[16], n = 0;
+    list[n++] = ncclGroupEnd(); /* without a start */
+    list[n++] = ncclSend(out, 4, 0, 99, c, s);
+    list[n++] = ncclSend(out, 4, 0, 0, NULL, s);
+    list[n++] = ncclGroupStart();
+    list[n++] = ncclRecv(in, 4, 0, -1, c, s);
+    list[n++] = ncclGroupEnd();
+    list[n++] = ncclGroupStart();
+    list[n++] = ncclGroupStart();
+    list[n++] = ncclAllReduce(out, in, 4, 7, 0, c, s);
+    list[n++] = ncclGroupEnd();
+    list[n++] = ncclGroupEnd();
+    list[n++] = ncclCommInitAll(&other, 1, NULL);
+    memset(&id, 0, sizeof id);
+    snprintf(id.internal, sizeof id.internal, "%.50s-n", getenv("UNIQUE"));
+    list[n++] = ncclCommInitRankConfig(&other, ranks, id, rank, &config);
+    for (int i = 0; i < n; i++)
+        printf("%d ", list[i]);
+    printf("other %d\n", other != NULL);
+    if (other == NULL)
+        return;
+    random_calls(other, s, 10); /* not blocking: NCCL's alone */
+    printf("%d\n", ncclCommDestroy(other));
+}
+
+/* A child has nothing to do with the parent's communicators. */
+static void forks(ncclComm_t c, cudaStream_t s, uint64_t count) {
+    for (uint64_t call = 0; call < count; call++) {
+        exchange(c, s, call);
+        pid_t child = fork();
+        int status = 0;
+        if (child == 0)
+            exit(0); /* with exit handlers */
+        if (waitpid(child, &status, 0) != child || status != 0)
+            fail("child", status, 0);
+    }
+}
+
+int main(int argc, char **argv) {
+    const char *what = argc > 1 ? argv[1] : "";
+    const uint64_t count = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+    rank = (int)strtol(getenv("RANK"), NULL, 10);
+    ranks = (int)strtol(getenv("WORLD_SIZE"), NULL, 10);
+    cudaStream_t s;
+    open_cuda();
+    buffers();
+    MUST(stream_create(&s, 1, 0));
+    ncclComm_t c = world();
+    if (strcmp(what, "random") == 0)
+        random_calls(c, s, count);
+    else if (strcmp(what, "default") == 0)
+        random_calls(c, NULL, count);
+    else if (strcmp(what, "graph") == 0)
+        graphs(c, s, count);
+    else if (strcmp(what, "split") == 0)
+        splits(c, s, count);
+    else if (strcmp(what, "abort") == 0)
+        abort_one(c, s);
+    else if (strcmp(what, "codes") == 0)
+        codes(c, s);
+    else if (strcmp(what, "fork") == 0)
+        forks(c, s, count);
+    else
+        fail(what, argc, 0);
+    if (strcmp(what, "abort") != 0)
+        MUST(ncclCommDestroy(c));
+    printf("rank %d: ok %llu\n", rank, (unsigned long long)count);
+    return 0;
+}

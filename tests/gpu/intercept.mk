@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+# The interposer with nothing but GNU make and a C compiler, for a bare machine:
+#   make -f tests/gpu/intercept.mk O=DIR
+O ?= build-gpu
+CC := /usr/bin/gcc
+VERSION := $(shell sed -n 's/^AC_INIT(\[ep-overlap\], \[\(.*\)\])/\1/p' configure.ac)
+C_FILES := $(wildcard lib/preload/intercept/*.c lib/rules/*.c) lib/preload/ranks.c \
+  $(addprefix lib/core/,status.c version.c facts.c fact_value.c text.c options.c env_list.c env_record.c \
+  trust.c hostlist.c unserved.c)
+CFLAGS := -std=gnu11 -O2 -g -Wall -Wextra -Werror -fPIC -fvisibility=hidden -pthread -include lib/core/libc.h \
+  -Ilib -Ilib/include -I$(O)/intercept
+OBJECTS := $(C_FILES:%.c=$(O)/intercept/%.o)
+
+$(O)/libep_overlap_intercept.so: $(OBJECTS) lib/preload/intercept/intercept.map
+	$(CC) -shared -pthread -Wl,-z,defs,-z,now -Wl,--version-script=lib/preload/intercept/intercept.map -o $@ \
+	  $(OBJECTS) -ldl -lm
+$(O)/intercept/config.h: configure.ac
+	@mkdir -p $(@D)
+	printf '#define PACKAGE_VERSION "%s"\n#ifndef _GNU_SOURCE\n#define _GNU_SOURCE 1\n#endif\n' "$(VERSION)" > $@
+$(O)/intercept/%.o: %.c $(O)/intercept/config.h $(wildcard lib/preload/intercept/*.h)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -c $< -o $@

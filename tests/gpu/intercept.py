@@ -1,0 +1,399 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""An unmodified torch program with and without the interposer.
+
+    intercept.py LIBRARY [part[:n] ...]    parts: random graph mismatch abort time gemm (default: all);
+                                           :n takes the n-th of its cases alone
+
+Starts two ranks per case, plain and with LIBRARY preloaded, compares results to the bit with
+what each rank knows the other sent, and prints times side by side. Needs two GPUs: NCCL refuses
+two ranks on one.
+"""
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+HERE = os.path.abspath(__file__)
+MB = 1 << 20
+
+
+# ---- ranks ---------------------------------------------------------------------------------
+
+
+class Rank:
+    def __init__(self, high_priority=False):
+        import torch
+        import torch.distributed as dist
+
+        self.torch, self.dist = torch, dist
+        self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.device = torch.device("cuda", self.rank)
+        torch.cuda.set_device(self.device)
+        options = dist.ProcessGroupNCCL.Options()
+        options.is_high_priority_stream = high_priority
+        import datetime
+
+        dist.init_process_group(
+            "nccl", pg_options=options, timeout=datetime.timedelta(seconds=40)
+        )
+
+    def base(self, rank, nbytes):
+        g = self.torch.Generator(device=self.device)
+        g.manual_seed(1234 + rank)
+        return self.torch.randint(
+            -(2**62), 2**62, (nbytes // 8,), dtype=self.torch.int64, device=self.device, generator=g
+        )
+
+
+def say(**fields):
+    print("RESULT " + json.dumps(fields), flush=True)
+
+
+def part_random(calls, most):
+    """Random exchanges, each compared on the device with the sender's data."""
+    import random
+
+    r = Rank()
+    torch, dist = r.torch, r.dist
+    rng = random.Random(99)  # the same on all ranks
+    bases = [r.base(p, 2 * most).view(torch.int8) for p in range(r.ranks)]
+    groups = [None, dist.new_group(list(range(r.ranks))), dist.new_group(list(range(r.ranks)))]
+    wrong = torch.zeros(1, dtype=torch.int64, device=r.device)
+    types = [torch.bfloat16, torch.float32, torch.int64]
+    done, pending, start = 0, [], time.time()
+    sums = torch.ones(1024, device=r.device)
+
+    def finish():
+        for work, out, pieces in pending:
+            if work is not None:
+                work.wait()
+            at = 0
+            for source, first, count in pieces:
+                same = torch.eq(
+                    out[at : at + count], bases[source][first : first + count]
+                ).all()
+                wrong.add_(torch.logical_not(same))
+                at += count
+        pending.clear()
+
+    while done < calls:
+        kind = rng.random()
+        dtype = rng.choice(types)
+        size = torch.empty(0, dtype=dtype).element_size()
+        total = int(2 ** rng.uniform(10, __import__("math").log2(most))) // 64 * 64
+        # split[s][d]: elements from s to d
+        if kind < 0.4:
+            split = [[total // size // r.ranks] * r.ranks for _ in range(r.ranks)]
+        else:
+            split = [
+                [int(total // size * rng.random() / r.ranks * 2) // 2 for _ in range(r.ranks)]
+                for _ in range(r.ranks)
+            ]
+            if kind > 0.85:
+                split[rng.randrange(r.ranks)][rng.randrange(r.ranks)] = 0
+        first = [rng.randrange(0, most // 64) * 64 for _ in range(r.ranks)]
+        counts = split[r.rank]
+        incoming = [split[s][r.rank] for s in range(r.ranks)]
+        send = bases[r.rank][first[r.rank] : first[r.rank] + sum(counts) * size].view(dtype)
+        recv = torch.empty(sum(incoming), dtype=dtype, device=r.device)
+        even = kind < 0.4
+        asynchronous = rng.random() < 0.5
+        work = dist.all_to_all_single(
+            recv,
+            send,
+            None if even else incoming,
+            None if even else counts,
+            group=groups[rng.randrange(3)],
+            async_op=asynchronous,
+        )
+        pieces = []
+        for s in range(r.ranks):
+            offset = first[s] + sum(split[s][: r.rank]) * size
+            pieces.append((s, offset, split[s][r.rank] * size))
+        pending.append((work if asynchronous else None, recv.view(torch.int8), pieces))
+        if rng.random() < 0.3:
+            dist.all_reduce(sums, op=dist.ReduceOp.MAX)
+        if len(pending) > 4 or not asynchronous:
+            finish()
+        done += 1
+    finish()
+    torch.cuda.synchronize()
+    if r.rank == 0:
+        say(calls=done, wrong=int(wrong.item()), seconds=round(time.time() - start, 1))
+    dist.destroy_process_group()
+    sys.exit(0 if wrong.item() == 0 else 1)
+
+
+def part_graph(iterations):
+    """Rank 0 captures the exchange at iteration 3, rank 1 at iteration 6."""
+    r = Rank()
+    torch, dist = r.torch, r.dist
+    n = 8 * MB
+    send = torch.empty(r.ranks * n // 4, dtype=torch.float32, device=r.device)
+    recv = torch.empty_like(send)
+    graph, wrong = None, 0
+    stream = torch.cuda.Stream()
+    dist.all_to_all_single(recv, send)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        for i in range(iterations):
+            send.fill_(1000.0 * r.rank + i)
+            recv.fill_(-1.0)
+            if i == 3 + 3 * r.rank:
+                torch.cuda.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                    dist.all_to_all_single(recv, send)
+            if graph is not None:
+                graph.replay()
+            else:
+                dist.all_to_all_single(recv, send)
+            got = recv.view(r.ranks, -1)
+            for s in range(r.ranks):
+                wrong += int((got[s] != 1000.0 * s + i).any().item())
+    torch.cuda.synchronize()
+    if r.rank == 0:
+        say(iterations=iterations, wrong=wrong)
+    del graph
+    dist.destroy_process_group()
+    sys.exit(0 if wrong == 0 else 1)
+
+
+def part_mismatch():
+    """The sender has more than the receiver takes: what fits arrives."""
+    r = Rank()
+    torch, dist = r.torch, r.dist
+    other = 1 - r.rank
+    for sent, taken in ((1000, 500), (3 * MB // 4 + 64, 3 * MB // 4)):
+        x = torch.full((sent,), 7.0 + r.rank, device=r.device)
+        y = torch.full((taken,), -1.0, device=r.device)
+        works = dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, x, other), dist.P2POp(dist.irecv, y, other)]
+        )
+        for w in works:
+            w.wait()
+        torch.cuda.synchronize()
+        if r.rank == 0:
+            say(sent=sent, taken=taken, right=bool((y == 7.0 + other).all().item()))
+    dist.destroy_process_group()
+
+
+def part_abort():
+    """Rank 1 never comes; rank 0 aborts its communicator and its streams are free again."""
+    r = Rank()
+    torch, dist = r.torch, r.dist
+    x = torch.zeros(32 * MB // 4, device=r.device)
+    y = torch.empty_like(x)
+    dist.all_to_all_single(y, x)
+    torch.cuda.synchronize()
+    if r.rank == 0:
+        dist.all_to_all_single(y, x, async_op=True)
+        time.sleep(0.5)
+        start = time.time()
+        dist.distributed_c10d._abort_process_group()
+        torch.cuda.synchronize()
+        say(aborted_after_s=round(time.time() - start, 2))
+    else:
+        time.sleep(4)
+    os._exit(0)
+
+
+def median(values):
+    values = sorted(values)
+    return values[len(values) // 2]
+
+
+def part_time(sizes):
+    """all_to_all_single, total MB per rank, even: median of single calls and of ten in a row."""
+    r = Rank()
+    torch, dist = r.torch, r.dist
+    for mb in sizes:
+        n = int(mb * MB) // 4
+        x, y = torch.ones(n, device=r.device), torch.empty(n, device=r.device)
+        for _ in range(5):
+            dist.all_to_all_single(y, x)
+        one, ten = [], []
+        for _ in range(20):
+            dist.barrier()
+            torch.cuda.synchronize()
+            a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(400000)  # the host issues while the device waits
+            a.record()
+            dist.all_to_all_single(y, x)
+            b.record()
+            torch.cuda.synchronize()
+            one.append(a.elapsed_time(b) * 1000)
+        for _ in range(5):
+            dist.barrier()
+            torch.cuda.synchronize()
+            a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            a.record()
+            for _ in range(10):
+                dist.all_to_all_single(y, x)
+            b.record()
+            torch.cuda.synchronize()
+            ten.append(a.elapsed_time(b) * 100)
+        if r.rank == 0:
+            remote = mb * MB * (r.ranks - 1) / r.ranks
+            say(mb=mb, us=round(median(one), 1), us_of_ten=round(median(ten), 1),
+                gbs=round(remote / median(ten) / 1e3, 1))
+    dist.destroy_process_group()
+
+
+def part_gemm(mb):
+    """20 exchanges beside 20 GEMMs of 8192 x 4096 x 4096."""
+    r = Rank(high_priority=True)
+    torch, dist = r.torch, r.dist
+    n = int(mb * MB) // 4
+    x, y = torch.ones(n, device=r.device), torch.empty(n, device=r.device)
+    a = torch.randn(8192, 4096, device=r.device, dtype=torch.bfloat16)
+    b = torch.randn(4096, 4096, device=r.device, dtype=torch.bfloat16)
+    c = torch.empty(8192, 4096, device=r.device, dtype=torch.bfloat16)
+    side = torch.cuda.Stream(priority=-1)
+
+    def run(exchanges, gemms):
+        dist.barrier()
+        torch.cuda.synchronize()
+        e = [torch.cuda.Event(enable_timing=True) for _ in range(4)]
+        torch.cuda._sleep(1000000)
+        start = torch.cuda.Event()
+        start.record()
+        side.wait_event(start)
+        e[2].record()
+        with torch.cuda.stream(side):
+            e[0].record()
+        for i in range(20):
+            if exchanges:
+                with torch.cuda.stream(side):
+                    dist.all_to_all_single(y, x)
+            if gemms:
+                torch.mm(a, b, out=c)
+        with torch.cuda.stream(side):
+            e[1].record()
+        e[3].record()
+        torch.cuda.synchronize()
+        return e[0].elapsed_time(e[1]), e[2].elapsed_time(e[3])
+
+    for _ in range(2):
+        run(True, True)
+    both = [run(True, True) for _ in range(9)]
+    alone = [run(True, False)[0] for _ in range(5)]
+    plain = [run(False, True)[1] for _ in range(5)]
+    if r.rank == 0:
+        remote = 20 * mb * MB * (r.ranks - 1) / r.ranks / 1e6
+        say(mb=mb, gbs_beside=round(remote / median([t[0] for t in both]), 1),
+            gbs_alone=round(remote / median(alone), 1),
+            gemm_ms_beside=round(median([t[1] for t in both]), 2),
+            gemm_ms_alone=round(median(plain), 2))
+    dist.destroy_process_group()
+
+
+# ---- the driver ------------------------------------------------------------------------------
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def launch(library, mode, part, args, timeout, extra=None):
+    """Both ranks of one case: (status, results of rank 0, what they said)."""
+    port, ranks, folder = free_port(), [], os.environ.get("EPO_RESULTS", "")
+    for rank in range(2):
+        env = dict(os.environ, RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank),
+                   MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        env.setdefault("NCCL_NVLS_ENABLE", "0")
+        env.update(extra or {})
+        if mode != "plain":
+            env["LD_PRELOAD"] = library
+            env["EP_OVERLAP_INTERPOSE"] = mode
+            if folder:
+                env["EP_OVERLAP_RECORD"] = folder
+        ranks.append(subprocess.Popen(
+            [sys.executable, HERE, "--rank", part] + [json.dumps(a) for a in args],
+            env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    said, status, until = [], 0, time.time() + timeout
+    for p in ranks:
+        try:
+            said.append(p.communicate(timeout=max(0.1, until - time.time()))[0])
+        except subprocess.TimeoutExpired:
+            for q in ranks:
+                q.kill()
+            said.append(p.communicate()[0] + "\n(no end after %d s)" % timeout)
+        status = status or p.returncode
+    results = [json.loads(line[7:]) for text in said for line in text.splitlines()
+               if line.startswith("RESULT ")]
+    other = [line for text in said for line in text.splitlines()
+             if not line.startswith("RESULT ") and line.strip()]
+    return status, results, other
+
+
+def show(name, outcome):
+    status, results, other = outcome
+    for fields in results:
+        print("%-34s %s" % (name, "  ".join("%s %s" % kv for kv in fields.items())))
+    ours = [line for line in other if "ep-overlap" in line]
+    for line in ours[:4]:
+        print("%-34s | %s" % ("", line[:300]))
+    if status != 0:
+        print("%-34s FAILED, status %s" % (name, status))
+        for line in other[-25:]:
+            print("    " + line[:240])
+    sys.stdout.flush()
+    return status == 0
+
+
+CASES = {
+    # part: [(mode, arguments, limit, environment)]
+    "random": [("accelerate", [400, 64 * MB], 100, {}), ("plain", [400, 64 * MB], 100, {}),
+               ("observe", [200, 64 * MB], 100, {}),
+               ("accelerate", [200, 64 * MB], 100,
+                {"EP_OVERLAP_INTERPOSE_LEAST": "1", "EP_OVERLAP_INTERPOSE_SLOT": "1m"})],
+    "graph": [("accelerate", [20], 60, {}), ("plain", [20], 60, {})],
+    "mismatch": [("plain", [], 40, {}), ("accelerate", [], 40, {})],
+    "abort": [("accelerate", [], 60, {})],
+    "time": [("plain", [[0.25, 1, 2, 4, 8, 16, 64, 256]], 90, {}),
+             ("accelerate", [[0.25, 1, 2, 4, 8, 16, 64, 256]], 90,
+              {"EP_OVERLAP_INTERPOSE_LEAST": "1"})],
+    "gemm": [("plain", [64], 60, {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}),
+             ("plain", [64], 60, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}),
+             ("accelerate", [64], 60, {"CUDA_DEVICE_MAX_CONNECTIONS": "32"})],
+}
+PARTS = {"random": part_random, "graph": part_graph, "mismatch": part_mismatch,
+         "abort": part_abort, "time": part_time, "gemm": part_gemm}
+
+
+def main():
+    if len(sys.argv) > 2 and sys.argv[1] == "--rank":
+        PARTS[sys.argv[2]](*[json.loads(a) for a in sys.argv[3:]])
+        return 0
+    parser = argparse.ArgumentParser()
+    parser.add_argument("library")
+    parser.add_argument("part", nargs="*")
+    parser.add_argument("--calls", type=int, help="random calls of the long case")
+    options = parser.parse_args()
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        print("left out: %d GPU here, and NCCL refuses two ranks on one" % torch.cuda.device_count())
+        return 77
+    failed = 0
+    for word in options.part or list(CASES):
+        part, _, only = word.partition(":")
+        for mode, args, limit, extra in [CASES[part][int(only)]] if only else CASES[part]:
+            if part == "random" and options.calls and mode == "accelerate" and not extra:
+                args, limit = [options.calls, args[1]], 600
+            name = " ".join([part, mode] + ["%s=%s" % kv for kv in extra.items()])
+            failed += not show(name[:80], launch(os.path.abspath(options.library), mode, part,
+                                                 args, limit, extra))
+    print("intercept: %s" % ("all cases passed" if not failed else "%d cases FAILED" % failed))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The built libep_overlap_intercept.so in front of a stand-in NCCL and a stand-in libcuda
+# (tests/fake): what it exports, that it changes nothing where it is not to, and that what
+# it carries arrives.
+# shellcheck disable=SC2317 # functions called by name
+set -u
+top=${top_builddir:-.}
+src=${srcdir:-.}
+library=$(cd "$top" && pwd)/.libs/libep_overlap_intercept.so
+failed=0
+work=$(mktemp -d) || exit 99
+trap 'rm -rf "$work"' EXIT
+
+check() { # NAME COMMAND...: passes when the command does
+    local name=$1
+    shift
+    if "$@" >"$work/said" 2>&1; then
+        echo "ok: $name"
+    else
+        echo "FAILED: $name"
+        sed 's/^/    /' "$work/said"
+        failed=1
+    fi
+}
+
+nm -D --defined-only "$library" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' | sort >"$work/exported"
+sed -n 's/^ *X(\([A-Z][A-Za-z]*\), *\\\{0,1\}.*/nccl\1/p; s/^ *X(\([A-Z][A-Za-z]*\),$/nccl\1/p' \
+    "$src/lib/preload/intercept/nccl_abi.h" | grep -vE 'GetVersion|CommCount|CommUserRank|GetAsyncError' | sort >"$work/declared"
+check "exports what nccl_abi.h lists, nothing else" diff "$work/declared" "$work/exported"
+check "exports something" test "$(wc -l <"$work/exported")" -gt 15
+if readelf -d "$library" | grep -q 'lib[a-z]*san\.so' || nm -D "$library" | grep -q '__[atu]san_'; then
+    echo "left out in a sanitized build: everything that preloads"
+    exit $failed
+fi
+readelf -d "$library" | grep NEEDED | grep -Ev '\[(libc\.so\.6|libm\.so\.6|ld-linux[-a-z0-9_]*\.so\.[0-9])\]' >"$work/needed"
+check "needs libc and libm alone" test ! -s "$work/needed"
+init=$(readelf -dW "$library" | sed -n 's/.*INIT_ARRAYSZ) *\([0-9]*\) .*/\1/p')
+check "has no constructor" test "${init:-0}" -le 8
+
+# ---- programs that have nothing to do with NCCL ----
+quiet() { # COMMAND...: the same output and status with and without, in every mode
+    local plain with status mode
+    plain=$("$@" 2>&1)
+    status=$?
+    for mode in off observe accelerate nonsense; do
+        with=$(LD_PRELOAD=$library EP_OVERLAP_INTERPOSE=$mode EP_OVERLAP_RECORD=1 "$@" 2>&1)
+        if [ $? != "$status" ] || [ "$plain" != "$with" ]; then
+            echo "$mode: status $status, said '$with' for '$plain'"
+            return 1
+        fi
+    done
+}
+check "preload of /bin/true" quiet /bin/true
+check "preload of bash" quiet bash -c 'echo $((6 * 7)); (echo sub); exit 3'
+if command -v python3 >/dev/null; then
+    check "preload of python" quiet python3 -c 'import os, sys; p = os.fork(); p or os._exit(0); os.waitpid(p, 0); print(1); sys.exit(4)'
+fi
+printf '#include <unistd.h>\nint main(void) { return write(1, "s", 1) != 1; }\n' >"$work/static.c"
+if ${CC:-cc} -static -o "$work/static" "$work/static.c" 2>/dev/null; then
+    check "preload of a static program" quiet "$work/static"
+else
+    echo "left out: a static program (no static libc)"
+fi
+
+# ---- stand-ins ----
+# shellcheck source=tests/fake/intercept.sh
+. "$src/tests/fake/intercept.sh"
+fakes_build "$work" "$src" || exit 99
+least=(EP_OVERLAP_INTERPOSE_LEAST=64k EP_OVERLAP_INTERPOSE_SLOT=128k)
+
+# dlopen, dlsym and dlclose: NCCL's own functions, and it goes away when the program says so
+cat >"$work/open.c" <<'C'
+#include <dlfcn.h>
+#include <stdio.h>
+int main(void) {
+    for (int i = 0; i < 3; i++) {
+        void *h = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+        int (*start)(void), (*end)(void);
+        *(void **)&start = dlsym(h, "ncclGroupStart");
+        *(void **)&end = dlsym(h, "ncclGroupEnd");
+        Dl_info info;
+        dladdr(*(void **)&start, &info);
+        printf("%s %d %d %d\n", info.dli_sname, start(), end(), end());
+        dlclose(h);
+        printf("%d\n", dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD) != NULL);
+    }
+    return 0;
+}
+C
+${CC:-cc} -D_GNU_SOURCE -o "$work/open" "$work/open.c" -ldl || exit 99
+export LD_LIBRARY_PATH=$work
+check "dlopen and dlclose of NCCL" quiet "$work/open"
+unset LD_LIBRARY_PATH
+
+same_calls() { # MODE N WHAT COUNT [NAME=VALUE...]: the calls that reach NCCL, their results, the output
+    local mode=$1 r
+    shift
+    rm -f "$work"/log.*
+    ranks plain "$@" FAKE_NCCL_LOG="$work/log.plain"
+    for ((r = 0; r < $1; r++)); do mv "$work/out.$r" "$work/plain.$r"; done
+    ranks "$mode" "$@" FAKE_NCCL_LOG="$work/log.with" || :
+    sort "$work/log.plain" >"$work/a"
+    sort "$work/log.with" >"$work/b"
+    test -s "$work/a" || return 1
+    diff "$work/a" "$work/b" || return 1
+    for ((r = 0; r < $1; r++)); do diff "$work/plain.$r" "$work/out.$r" || return 1; done
+}
+none=(EP_OVERLAP_INTERPOSE_LEAST=1g)
+check "off: every call and result as without" same_calls off 2 random 20
+check "observe: every call and result as without" same_calls observe 2 random 20
+check "observe: wrong calls, nested groups, non-blocking" same_calls observe 2 codes 1
+check "accelerate: wrong calls, nested groups, non-blocking" same_calls accelerate 2 codes 1 "${least[@]}"
+check "accelerate, nothing large enough: every call as without" same_calls accelerate 2 random 20 "${none[@]}"
+check "an error of ncclGroupStart" same_calls observe 1 random 1 FAKE_NCCL_FAIL=ncclGroupStart:3
+check "an error of ncclSend" same_calls accelerate 1 random 1 FAKE_NCCL_FAIL=ncclSend:2 "${none[@]}"
+check "an error of ncclGroupEnd" same_calls accelerate 1 random 1 FAKE_NCCL_FAIL=ncclGroupEnd:6 "${none[@]}"
+check "an error of the initialisation" same_calls accelerate 1 random 1 FAKE_NCCL_FAIL=ncclCommInitRank:2
+
+arrives() { # N WHAT COUNT [NAME=VALUE...]: accelerate, all bytes right, and something was carried
+    ranks accelerate "$@" EP_OVERLAP_RECORD="$work" || {
+        cat "$work"/out.*
+        return 1
+    }
+    cat "$work"/out.*
+    grep -q 'carried by copy engines' "$work/out.0" || return 1
+    ! grep -q ' 0.0 MB carried' "$work/out.0"
+}
+check "2 ranks, random sizes" arrives 2 random 60 "${least[@]}"
+check "4 ranks, random sizes" arrives 4 random 40 "${least[@]}"
+check "everything carried, odd slots" arrives 3 random 30 EP_OVERLAP_INTERPOSE_LEAST=1 EP_OVERLAP_INTERPOSE_SLOT=1000
+check "the default stream" arrives 2 default 20 "${least[@]}"
+check "graphs captured at different calls" arrives 3 graph 12 "${least[@]}"
+check "splits" arrives 3 split 8 "${least[@]}"
+check "forks" arrives 2 fork 6 "${least[@]}"
+check "an abort ends the waits" arrives 2 abort 1 "${least[@]}"
+check "one rank without P2P: the others go on" arrives 3 random 30 "${least[@]}" FAKE_CUDA_NO_P2P=1
+check "figures are JSON" python3 -c "
+import json
+f = json.load(open('$work/ep-overlap-nccl-1.json'))
+c = f['communicators'][0]
+assert f['mapped']['nccl'] == '2.28.9' and f['mode'] == 'accelerate', f
+assert c['carried']['bytes'] == 0 and c['not_carried'] == 'peer on another node or without P2P', c"
+left_alone() { # WORDS N WHAT COUNT [NAME=VALUE...]: nothing is carried, the figures say why
+    local reason=$1
+    shift
+    ranks accelerate "$@" EP_OVERLAP_RECORD=1 && cat "$work"/out.* && grep -q ' 0.0 MB carried' "$work/out.0" &&
+        grep -qF "$reason" "$work/out.0"
+}
+check "CUDA_DEVICE_MAX_CONNECTIONS=1" left_alone "CUDA_DEVICE_MAX_CONNECTIONS=1" 2 random 10 "${least[@]}" CUDA_DEVICE_MAX_CONNECTIONS=1
+check "no memory for a window" left_alone "no staging memory left" 2 random 10 "${least[@]}" EP_OVERLAP_INTERPOSE_SLOT=1g
+mixed() { # one rank has the interposer off: nobody carries, nothing hangs
+    local unique=m$BASHPID-$RANDOM r status=0 pids=() modes=(accelerate off)
+    for r in 0 1; do
+        rank_job "${modes[r]}" "$r" 2 "$unique" random 20 "${least[@]}" >"$work/out.$r" 2>&1 &
+        pids+=($!)
+    done
+    for r in "${pids[@]}"; do wait "$r" || status=$?; done
+    rm -f /dev/shm/ep-fake-comm-"$unique"* /dev/shm/ep-fake-"$unique"*
+    cat "$work"/out.*
+    return "$status"
+}
+check "one rank alone has it on" mixed
+check "nothing is left in shared memory" test -z "$(find /dev/shm -user "$(id -u)" -name 'ep-overlap-*' 2>/dev/null)"
+
+# ---- another NCCL: older than us, private to a library ----
+cat >"$work/local.c" <<'C'
+#include <dlfcn.h>
+int main(int argc, char **argv) {
+    void *h = dlopen("libjob.so", RTLD_NOW | RTLD_LOCAL);
+    int (*job)(int, char **);
+    *(void **)&job = h ? dlsym(h, "job_main") : 0;
+    return job ? job(argc, argv) : 9;
+}
+C
+mkdir "$work/old"
+old_build() {
+    ${CC:-cc} -std=gnu11 -O1 -I "$src/lib" -DFAKE_OLD -DFAKE_VERSION=21803 -shared -fPIC -fvisibility=hidden \
+        -Wl,-soname,libnccl.so.2 -o "$work/old/libnccl.so.2" "$src/tests/fake/nccl.c" -ldl &&
+        ${CC:-cc} -std=gnu11 -O1 -I "$src/lib" -Dmain=job_main -DNO_ALLTOALL -shared -fPIC -o "$work/old/libjob.so" \
+            "$src/tests/fake/intercept_rank.c" -L"$work/old" -l:libnccl.so.2 -ldl &&
+        ${CC:-cc} -o "$work/local" "$work/local.c" -ldl
+}
+check "an old NCCL builds" old_build
+export PROGRAM=local LD_LIBRARY_PATH=$work/old
+cp "$work/libcuda.so.1" "$work/old/" && rm "$work/libnccl.so.2"
+check "an NCCL private to a library, older than our words" arrives 2 random 30 "${least[@]}"
+check "its version is told" grep -q '"nccl": "2.18.3"' "$work/ep-overlap-nccl-0.json"
+${CC:-cc} -std=gnu11 -O1 -I "$src/lib" -shared -fPIC -fvisibility=hidden -o "$work/libnccl-2.so" "$src/tests/fake/nccl.c" -ldl
+two() {
+    ranks accelerate 2 random 10 "${least[@]}" LD_PRELOAD="$library:$work/libnccl-2.so" || return 1
+    cat "$work"/out.*
+    grep -q 'warning: 2 NCCL libraries are in this process: .*libnccl.* (2.*) and .*; keep one' "$work/out.0"
+}
+check "two NCCLs: a warning" two
+unset PROGRAM LD_LIBRARY_PATH
+exit $failed
