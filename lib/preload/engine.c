@@ -133,7 +133,10 @@ static epo_status load(epo_engine_kind kind, const epo_engine **out) {
 static bool gpu_usable(char *why) {
     static const char *const nodes[] = {"/dev/nvidiactl", "/dev/dxg"};
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-    if (visible != NULL && (*visible == '\0' || *visible == '-')) {
+    /* CUDA reads the list up to the first word that is no GPU; Slurm gives a step
+     * without GPUs "NoDevFiles". */
+    if (visible != NULL && !(*visible >= '0' && *visible <= '9') &&
+        strncmp(visible, "GPU-", 4) != 0 && strncmp(visible, "MIG-", 4) != 0) {
         snprintf(why, EPO_ENGINE_WHY_MAX, "CUDA_VISIBLE_DEVICES is \"%.32s\"", visible);
         return false;
     }

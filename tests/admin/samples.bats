@@ -167,6 +167,14 @@ complete_line() { # words...: the completion's answer for the last of them
     has --json
     complete_line ep-overlap explain OVL-00
     has OVL-006
+    complete_line ep-overlap bench --engine ''
+    [ "$output" = "$(printf 'auto\nhost\ncuda')" ]
+    complete_line ep-overlap bench --workload m
+    [ "$output" = mixtral ]
+    complete_line ep-overlap env --dispatcher a
+    [ "$output" = alltoall ]
+    complete_line ep-overlap bench --tokens 4
+    [ -z "$output" ]
     complete_line ep-overlap report log
     [ -z "$output" ] # file names
 }

@@ -93,6 +93,7 @@ step="$*"
     more= train flex-wgrad --ep-overlap=on --ep-dispatcher=flex --delay-wgrad -- $step
     more="--dtype bf16 --hidden 128 --ffn 256 --dispatcher alltoall" train bf16-off --ep-overlap=off -- $step
     more="--dtype bf16 --hidden 128 --ffn 256" train bf16-on --ep-overlap=on --ep-dispatcher=alltoall -- $step
+    timeout 30 srun -n1 sh -c 'echo "visible: $CUDA_VISIBLE_DEVICES"; ep-overlap bench --ranks 1 --repeat 1 --tokens 8' >"$out/without.txt" 2>&1
     timeout -k 5 60 srun $step --ep-overlap=on ep-overlap bench --engine "$engine" ${BENCH_OPTIONS:-} --repeat 5 --json >"$out/bench.json" 2>"$out/bench.log"
     echo "status $?" >>"$out/bench.log"
 }
@@ -131,6 +132,11 @@ if [ "$engine" = cuda ]; then
         result check ok "$gpus x $name, driver $driver, as nvidia-smi says"
     else
         result check FAIL "check --node tells neither $driver nor $name: $(head -1 "$out/check.txt")"
+    fi
+    if grep -q 'engine_host.so\|^host engine' "$out/without.txt"; then
+        result without-gpus ok "a step without GPUs takes the host engine ($(head -1 "$out/without.txt"))"
+    else
+        result without-gpus FAIL "$(head -3 "$out/without.txt" | tr '\n' ' ')"
     fi
     cat "$out/check.txt"
 fi

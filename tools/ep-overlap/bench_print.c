@@ -88,9 +88,11 @@ static void ceilings(const bench_arm *arm, int arms, const bench_result *r) {
     char shared[48] = "";
     if (r->share > 1)
         snprintf(shared, sizeof shared, " x %d ranks / %d cores", r->info.ranks, r->cores);
+    const bool tera = r->gflops_f >= 1000;
     puts("\nceilings of this run");
-    printf("  FFN*       %9.3f ms forward at %.1f TFLOP/s, %.3f ms both at %.1f%s\n", r->ffn_best_f,
-           r->gflops_f * 1e-3, r->ffn_best_b, r->gflops_b * 1e-3, shared);
+    printf("  FFN*       %9.3f ms forward at %.1f %s, %.3f ms both at %.1f%s\n", r->ffn_best_f,
+           r->gflops_f * (tera ? 1e-3 : 1), tera ? "TFLOP/s" : "GFLOP/s", r->ffn_best_b,
+           r->gflops_b * (tera ? 1e-3 : 1), shared);
     printf("  D* = C*    %9.3f ms a pass: one row per token and other rank, %s", r->least_ms,
            r->copy_of);
     if (r->copy_gbs > 0)

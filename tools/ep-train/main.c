@@ -67,6 +67,7 @@ static epo_status write_part(train *t, report *r, train_voice *voice) {
             return status;
     }
     r->rss_mb = measure_process_mb();
+    r->gpu_used_mb = measure_device_used_mb(&t->world->device);
     r->step_ms = spread_of(t->step_ms.value, t->step_ms.count);
     if (t->world->info.rank == 0) {
         report_closing(r, stdout);

@@ -39,6 +39,11 @@ void report_opening(const train *t, FILE *out) {
             o->layers, o->hidden, o->experts, o->ffn, o->top_k,
             o->dtype == EPO_BF16 ? "bf16" : "fp32", o->micro_batches, o->batch, o->seq,
             o->file != NULL ? o->file : DATA_DEFAULT, t->text.count, o->seed);
+    if (t->world->device.gpu)
+        fprintf(out,
+                "ep-train: experts on GPU %d of %d here, %s; the dense parts and the optimizer run "
+                "on the CPU\n",
+                t->world->device.number, t->world->device.visible, t->world->device.name);
     if (t->cores > 0 && i->ranks > t->cores)
         fprintf(out,
                 "ep-train: %d ranks share %d cores: times show the order of things, not a speed\n",
@@ -73,7 +78,10 @@ static void training_rows(const report *r, FILE *out) {
     row(out, "loss", value, note);
     row_spread(out, "step", &r->step_ms, "without the first tenth");
     double moe = r->training.call_s * 1e3 / t->opt->steps;
-    snprintf(note, sizeof note, "of a step, %.0f %% of it (forward and backward of the experts)",
+    snprintf(note, sizeof note,
+             t->world->device.gpu
+                 ? "of a step's CPU time, %.0f %% of it (the calls return early)"
+                 : "of a step, %.0f %% of it (forward and backward of the experts)",
              r->step_ms.median > 0 ? 100 * moe / r->step_ms.median : 0.0);
     row_ms(out, "in MoE calls", moe, note);
 }
@@ -113,7 +121,7 @@ static void comparison_rows(const report *r, FILE *out) {
     } else {
         row(out, "T_on", "-", "overlap is off (srun --ep-overlap=on, or --overlap on)");
     }
-    if (r->t->world->info.link_gbs == 0 &&
+    if (r->t->world->info.link_gbs == 0 && !r->t->world->device.gpu &&
         m->dispatch_least_ms + m->combine_least_ms < m->ffn_best_ms / 10)
         row(out, "", "",
             "communication is copies in one memory here, with little to hide;\n"
@@ -146,7 +154,11 @@ static void byte_rows(const report *r, FILE *out) {
         row(out, "delayed wgrad", value, note);
     }
     snprintf(value, sizeof value, "%.2f MB", (double)s->memory_peak * 1e-6);
-    snprintf(note, sizeof note, "of the library at most; the process %.1f MB", r->rss_mb);
+    int used =
+        snprintf(note, sizeof note, "of the library at most; the process %.1f MB", r->rss_mb);
+    if (r->gpu_used_mb > 0)
+        snprintf(note + used, sizeof note - (size_t)used, "; %.0f MB in use on its GPU, by all",
+                 r->gpu_used_mb);
     row(out, "memory", value, note);
 }
 

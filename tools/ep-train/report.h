@@ -17,6 +17,7 @@ typedef struct report {
     spread step_ms;     /* count 0 with --bench */
     epo_stats training; /* sums over the training, this rank */
     double rss_mb;      /* peak of the process */
+    double gpu_used_mb; /* of this rank's GPU, by whomever; 0 without */
 } report;
 
 /* Before the first step: what was decided and why. */

@@ -44,6 +44,9 @@ static void settings(FILE *f, const train *t) {
     string(f, "version", epo_version());
     string(f, "engine", i->engine);
     string(f, "versions", i->versions);
+    string(f, "device", t->world->device.name);
+    whole(f, "sms", (uint64_t)t->world->device.sms);
+    string(f, "dense_on", "host");
     string(f, "reason", i->reason);
     whole(f, "ranks", (uint64_t)i->ranks);
     whole(f, "overlap", (uint64_t)i->overlap);
@@ -125,6 +128,7 @@ epo_status report_json(const report *r, const char *path) {
         bytes(f, &r->m->pass, 1);
     else
         bytes(f, &r->training, (uint64_t)t->opt->steps);
+    number(f, "gpu_used_mb", r->gpu_used_mb);
     fprintf(f, "  \"process_peak_mb\": %.9g\n}\n", r->rss_mb);
     return output_close(&out, EPO_OK);
 }
