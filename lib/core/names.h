@@ -27,8 +27,9 @@
 #define EPO_INTERPOSE_OFF "off"
 #define EPO_INTERPOSE_OBSERVE "observe"
 #define EPO_INTERPOSE_ACCELERATE "accelerate"
-#define EPO_OUT_RECORD "EP_OVERLAP_RECORD" /* 1: record what they communicate */
-#define EPO_OUT_SET "EP_OVERLAP_SET"       /* what was set and what stood there before */
+/* 1: record what they communicate (a user's own value may be a folder for a file per rank) */
+#define EPO_OUT_RECORD "EP_OVERLAP_RECORD"
+#define EPO_OUT_SET "EP_OVERLAP_SET" /* what was set and what stood there before */
 
 /* From srun's plugin to the nodes' plugin: the step's decision.  Named SLURM_ so
  * that --export=NONE lets it pass; removed before the task starts. */
@@ -40,12 +41,8 @@
 #define EPO_ENV_HOST_LINK "EP_OVERLAP_HOST_LINK"       /* "GB/s,us": emulated link */
 #define EPO_ENV_BLAS_THREADS "EP_OVERLAP_BLAS_THREADS" /* per rank, host engine */
 
-/* The interposer: off | observe | accelerate, and where its figures go (1: one line of
- * rank 0 on standard error; a folder: a file per rank too).  The plugin sets them only
- * where the user has not. */
-#define EPO_ENV_INTERPOSE "EP_OVERLAP_INTERPOSE"
-#define EPO_ENV_RECORD "EP_OVERLAP_RECORD"
-/* Its sizes in bytes (k, m, g): window of a communicator, one slot of it, least message. */
+/* The interposer's sizes in bytes (k, m, g): window of a communicator, one slot of it, least
+ * message. */
 #define EPO_ENV_INTERPOSE_STAGING "EP_OVERLAP_INTERPOSE_STAGING"
 #define EPO_ENV_INTERPOSE_SLOT "EP_OVERLAP_INTERPOSE_SLOT"
 #define EPO_ENV_INTERPOSE_LEAST "EP_OVERLAP_INTERPOSE_LEAST"

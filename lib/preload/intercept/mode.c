@@ -17,14 +17,15 @@ static struct {
     const char *record;
 } context = {PTHREAD_ONCE_INIT, MODE_OFF, NULL};
 
-static const char *const names[] = {"off", "observe", "accelerate"};
+static const char *const names[] = {EPO_INTERPOSE_OFF, EPO_INTERPOSE_OBSERVE,
+                                    EPO_INTERPOSE_ACCELERATE};
 
 const char *mode_name(intercept_mode mode) { return names[mode]; }
 
 /* A word that we do not know counts as off: to observe or to accelerate is only done
  * for somebody who asked for it. */
 static void read_environment(void) {
-    const char *word = getenv(EPO_ENV_INTERPOSE), *record = getenv(EPO_ENV_RECORD);
+    const char *word = getenv(EPO_OUT_INTERPOSE), *record = getenv(EPO_OUT_RECORD);
     for (int i = 0; word != NULL && i < 3; i++)
         if (strcmp(word, names[i]) == 0)
             context.mode = (intercept_mode)i;
