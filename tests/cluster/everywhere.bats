@@ -28,6 +28,17 @@ echo "== overlap"; t salloc -Q -n1 srun --overlap --ep-overlap=on bash -c "srun 
     times 1 '^/[^:]*libep_overlap.so[^:]*$'
 }
 
+@test "srun --mpi=pmix: ranks by PMIx have the decision and the library" {
+    cluster -- 't srun -n2 --mpi=pmix --ep-overlap=on sh -c "echo \"rank \$PMIX_RANK \$EP_OVERLAP_DECISION\""
+t srun -n2 --mpi=pmix --ep-overlap=on --delay-wgrad ep-train --steps 2 --no-measure'
+    if [[ $output == *"can not load PMIx library"* || $output == *"Invalid MPI type"* ]]; then
+        skip "this Slurm has no PMIx (Debian and Ubuntu: libpmix-dev)"
+    fi
+    for rank in 0 1; do times 1 "^rank $rank on$"; done
+    times 2 '^rc 0'
+    has 'iteration        2/'
+}
+
 @test "arrays: every task has the options, #SBATCH or not" {
     cluster -- 'printf "#!/bin/sh\\n#SBATCH --array=1-3 --ep-overlap=on\\nsrun printenv EP_OVERLAP_DECISION\\n" >$work/job
 sbatch -Q --wait -o $work/out.%a $work/job; cat $work/out.*'

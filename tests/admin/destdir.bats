@@ -1,0 +1,40 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck disable=SC2154 # output: bats
+# "make install" and "make uninstall": where files go, and that nothing stays.
+
+bats_require_minimum_version 1.5.0
+
+setup() {
+    top=$(cd "$BATS_TEST_DIRNAME/../.." && pwd)
+    build=${EPO_BUILD_DIR:-$top/build}
+    cd "$BATS_TEST_TMPDIR" || return 1
+}
+
+files() { (cd "$1" && find . ! -type d | sort); }
+
+@test "DESTDIR with blanks gets what one without gets; uninstall leaves nothing" {
+    make -s -C "$build" install DESTDIR="$PWD/plain" >plain.log 2>&1
+    make -s -C "$build" install DESTDIR="$PWD/with blanks/and more" >blanks.log 2>&1
+    diff <(files plain) <(files "with blanks/and more")
+    [ ! -e "$build/.destdir" ]
+    [ "$(files plain | grep -c 'ep_overlap\.so$\|/probe$')" -ge 1 ]
+    make -s -C "$build" uninstall DESTDIR="$PWD/with blanks/and more" >>blanks.log 2>&1
+    make -s -C "$build" uninstall DESTDIR="$PWD/plain" >>plain.log 2>&1
+    run find plain "with blanks" ! -type d -o -name '*ep-overlap*'
+    echo "$output"
+    [ -z "$output" ]
+}
+
+@test "modules have no libtool archive beside them, programs no absolute path in them" {
+    make -s -C "$build" install DESTDIR="$PWD/plain" >plain.log 2>&1
+    run find plain -name '*.la' ! -name libep_overlap.la
+    echo "$output"
+    [ -z "$output" ]
+    find plain -type f -perm -100 >list
+    [ -s list ]
+    while read -r file; do
+        run readelf -d "$file"
+        [[ ! $output =~ R(UN)?PATH.*\[/ ]]
+    done <list
+}
