@@ -14,6 +14,14 @@
 #define NAME_MAX_ 256   /* bytes of a setting's name */
 #define VALUE_MAX_ 8192 /* bytes of a list of words */
 
+/* What srun, or #SBATCH, asks of ep-overlap; of several steps the one that is on. */
+typedef struct step {
+    bool on, exec;       /* exec: by `ep-overlap exec` */
+    int delayed;         /* -1: not said */
+    char dispatcher[24]; /* "": not said */
+    char source[200];
+} step;
+
 typedef struct reader {
     const epo_words *words;
     size_t at;
@@ -22,6 +30,8 @@ typedef struct reader {
     epo_facts *facts;
     epo_command command;
     int nesting;
+    bool in_program; /* behind a training script */
+    step step;
 } reader;
 
 static const epo_word *peek(const reader *r, size_t ahead) {
@@ -167,6 +177,34 @@ static epo_status put_launcher(reader *r, const epo_word *flag, const char *path
     return value == NULL ? EPO_OK : epo_facts_set(r->facts, path, value, source);
 }
 
+/* --ep-overlap, --ep-dispatcher, --delay-wgrad of srun and sbatch. */
+static bool read_step_option(reader *r, const epo_word *word, const char *name, const char *value) {
+    bool overlap = strcmp(name, "ep_overlap") == 0, dispatcher = strcmp(name, "ep_dispatcher") == 0;
+    bool delay = strcmp(name, "delay_wgrad") == 0;
+    if (delay || strcmp(name, "no_delay_wgrad") == 0) {
+        r->step.delayed = delay;
+        return true;
+    }
+    if (!overlap && !dispatcher)
+        return false;
+    bool is_open = word->open;
+    if (value == NULL && peek(r, 1) != NULL && !peek(r, 1)->begins) {
+        r->at++;
+        value = peek(r, 0)->text;
+        is_open = peek(r, 0)->open;
+    }
+    if (value == NULL || is_open)
+        return true;
+    if (dispatcher)
+        snprintf(r->step.dispatcher, sizeof r->step.dispatcher, "%.20s", value);
+    else if (strcmp(value, "on") == 0) {
+        r->step.on = true;
+        source_of(r, word, "--ep-overlap=on, by ep-overlap exec", r->step.source,
+                  sizeof r->step.source);
+    }
+    return true;
+}
+
 static epo_status read_flag(reader *r, const epo_word *word) {
     char name[NAME_MAX_], path[NAME_MAX_], label[NAME_MAX_];
     const char *equals = strchr(word->text, '=');
@@ -178,6 +216,8 @@ static epo_status read_flag(reader *r, const epo_word *word) {
     for (char *c = name; *c != '\0'; c++)
         *c = *c == '-' ? '_' : *c;
     snprintf(path, sizeof path, "%s", name);
+    if (!r->in_program && read_step_option(r, word, name, equals == NULL ? NULL : equals + 1))
+        return EPO_OK;
     if (map_launcher(name, path))
         return put_launcher(r, word, path, equals == NULL ? NULL : equals + 1);
     map_harness(r, word->text, path);
@@ -279,6 +319,7 @@ static epo_status read_inner_shell(reader *r, const epo_word *text) {
     if (status == EPO_OK)
         status = read_words(&nested);
     r->command = nested.command;
+    r->step = nested.step;
     epo_words_free(&inner);
     return status;
 }
@@ -288,8 +329,30 @@ static bool is_shell(const char *text) {
     return strcmp(base, "bash") == 0 || strcmp(base, "sh") == 0;
 }
 
+static bool is_training_script(const char *base) {
+    static const char *const bridge[] = {"run_recipe.py", "run_script.py", "finetune_decoder.py"};
+    for (size_t i = 0; i < sizeof bridge / sizeof *bridge; i++)
+        if (strcmp(base, bridge[i]) == 0)
+            return true;
+    return strncmp(base, "pretrain_", 9) == 0 && strstr(base, ".py") != NULL;
+}
+
+/* Where the word stands: before, behind, outside of a training program. */
+static void follow(reader *r, const epo_word *word, const char *base) {
+    const epo_word *next = peek(r, 1);
+    r->in_program = (r->in_program && !word->begins) || is_training_script(base);
+    if (strcmp(base, "ep-overlap") == 0 && next != NULL && strcmp(next->text, "exec") == 0)
+        r->step.exec = true;
+    if (r->in_program && word->open && word->text[0] == '$' && word->text[1] != '\0' &&
+        !r->command.open_arguments) {
+        r->command.open_arguments = true;
+        r->command.open_line = word->line;
+    }
+}
+
 static epo_status read_word(reader *r, const epo_word *word) {
     const char *base = base_name(word->text);
+    follow(r, word, base);
     const epo_word *before = r->at > 0 ? &r->words->word[r->at - 1] : NULL;
     if (before != NULL && word->text[0] == '-' && strchr(word->text, 'c') != NULL &&
         word->text[1] != '-' && is_shell(before->text) && peek(r, 1) != NULL &&
@@ -330,10 +393,40 @@ static epo_status count_ranks(epo_facts *facts) {
     return status == EPO_OK ? epo_facts_set_default(facts, "num_nodes", "1", "launcher") : status;
 }
 
+/* As `epo_launch_arguments` has them. */
+static epo_status put_step(reader *r) {
+    const char *type = strncmp(r->step.dispatcher, "flex", 4) == 0 ? "flex" : r->step.dispatcher;
+    const char *backend = strchr(r->step.dispatcher, ':');
+    const char *const added[][2] = {
+        {"overlap_moe_expert_parallel_comm", "true"},
+        {"delay_wgrad_compute", r->step.delayed < 0 ? NULL
+                                : r->step.delayed   ? "true"
+                                                    : "false"},
+        {"moe_token_dispatcher_type", type[0] != '\0' ? type : NULL},
+        {"moe_flex_dispatcher_backend", backend != NULL ? backend + 1 : NULL}};
+    epo_status status = EPO_OK;
+    for (size_t i = 0; i < sizeof added / sizeof *added && status == EPO_OK; i++)
+        if (added[i][1] != NULL && epo_facts_find(r->facts, added[i][0]) == NULL) {
+            status = epo_setting_put(r->facts, added[i][0], added[i][1], r->step.source, NULL);
+            r->command.settings++;
+        }
+    return status;
+}
+
+static bool may_be_enabled(const epo_facts *facts) {
+    const epo_fact *overlap = epo_facts_find(facts, "overlap_moe_expert_parallel_comm");
+    return overlap != NULL && (overlap->kind == EPO_FACT_UNKNOWN || epo_fact_is_true(overlap));
+}
+
 epo_status epo_command_read(const epo_words *words, const char *name, bool is_script,
                             epo_facts *facts, epo_command *command) {
-    reader r = {.words = words, .name = name, .is_script = is_script, .facts = facts};
+    reader r = {
+        .words = words, .name = name, .is_script = is_script, .facts = facts, .step.delayed = -1};
     epo_status status = read_words(&r);
+    bool asked = r.step.on && r.command.framework != EPO_FRAMEWORK_UNKNOWN;
+    if (status == EPO_OK && asked && r.step.exec)
+        status = put_step(&r);
+    r.command.step_lacks = asked && !r.command.open_arguments && !may_be_enabled(facts);
     if (status == EPO_OK)
         status = count_ranks(facts);
     if (status == EPO_OK && r.command.framework != EPO_FRAMEWORK_UNKNOWN)

@@ -5,6 +5,7 @@
 #include "core/status.h"
 
 #include <ctype.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -145,6 +146,12 @@ static void expand_named(splitter *s, const char *name, size_t length, const cha
     s->open = true;
 }
 
+static bool is_known(const splitter *s, const char *name, size_t length) {
+    char key[128];
+    snprintf(key, sizeof key, "%.*s", length < sizeof key ? (int)length : 0, name);
+    return epo_facts_find(s->variables, key) != NULL;
+}
+
 /* ${NAME}, ${NAME:-value}; anything else in braces stays open. */
 static void take_braces(splitter *s) {
     const char *start = s->at + 1, *close = skip_bracket(s->at, s->end, '{', '}');
@@ -164,6 +171,8 @@ static void take_braces(splitter *s) {
     } else {
         s->open = true;
         push(s, '$');
+        if (!is_known(s, start, length)) /* the words of an array stand where it was assigned */
+            push(s, '{');
     }
     s->at = close;
 }
@@ -177,6 +186,7 @@ static void take_dollar(splitter *s) {
     } else if (*s->at == '(') {
         s->at = skip_bracket(s->at, s->end, '(', ')');
         push(s, '$');
+        push(s, '(');
         s->open = true;
     } else if (is_name(*s->at) && !isdigit((unsigned char)*s->at)) {
         const char *start = s->at;
@@ -187,7 +197,7 @@ static void take_dollar(splitter *s) {
         push(s, '$');
         s->open = true;
         if (isdigit((unsigned char)*s->at) || strchr("@*#?!-$", *s->at) != NULL)
-            s->at++;
+            push(s, *s->at++);
     }
 }
 
@@ -211,6 +221,12 @@ static void take_quoted(splitter *s) {
     }
 }
 
+/* "#SBATCH" at the start of a line: sbatch reads its options. */
+static bool is_sbatch(const splitter *s) {
+    return !s->in_word && s->end - s->at > 7 && strncmp(s->at, "#SBATCH", 7) == 0 &&
+           isspace((unsigned char)s->at[7]) && (s->at == s->text || s->at[-1] == '\n');
+}
+
 static void take_plain(splitter *s) {
     char c = *s->at;
     if (c == '\\' && s->at + 1 < s->end) {
@@ -227,6 +243,8 @@ static void take_plain(splitter *s) {
     } else if (isspace((unsigned char)c)) {
         end_word(s);
         s->at++;
+    } else if (is_sbatch(s)) {
+        s->at += 7;
     } else if (c == '#' && !s->in_word) {
         while (s->at < s->end && *s->at != '\n')
             s->at++;

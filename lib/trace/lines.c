@@ -43,9 +43,9 @@ static epo_status open_file(const char *path, epo_lines *l) {
     struct stat s;
     l->fd = strcmp(path, "-") == 0 ? dup(STDIN_FILENO) : open(path, O_RDONLY | O_CLOEXEC);
     if (l->fd < 0 || fstat(l->fd, &s) != 0)
-        return epo_fail(EPO_E_SYSTEM, "%s: cannot be opened: %s", path, strerror(errno));
+        return epo_fail(EPO_E_SYSTEM, "%s: cannot be opened: %s", l->path, strerror(errno));
     if (S_ISDIR(s.st_mode))
-        return epo_fail(EPO_E_ARG, "%s: is a folder; name a file", path);
+        return epo_fail(EPO_E_ARG, "%s: is a folder; name a file", l->path);
     l->total = S_ISREG(s.st_mode) ? (uint64_t)s.st_size : 0;
     return EPO_OK;
 }
@@ -60,19 +60,23 @@ static epo_status sniff(epo_lines *l) {
     return status;
 }
 
-epo_status epo_lines_open(const char *path, epo_progress *progress, void *context,
+const char *epo_lines_name(const char *path) {
+    return strcmp(path, "-") == 0 ? "standard input" : path;
+}
+
+epo_status epo_lines_open(const char *path, const char *name, epo_progress *progress, void *context,
                           epo_lines **out) {
     epo_lines *l = calloc(1, sizeof *l);
     if (l == NULL)
-        return epo_fail(EPO_E_NOMEM, "%s: no memory to read it", path);
+        return epo_fail(EPO_E_NOMEM, "%s: no memory to read it", name);
     *l = (epo_lines){.fd = -1,
-                     .path = strdup(path),
+                     .path = strdup(name),
                      .block = malloc(BLOCK),
                      .line = malloc(EPO_LINE_MAX + 1),
                      .progress = progress,
                      .context = context};
     epo_status status = l->path == NULL || l->block == NULL || l->line == NULL
-                            ? epo_fail(EPO_E_NOMEM, "%s: no memory to read it", path)
+                            ? epo_fail(EPO_E_NOMEM, "%s: no memory to read it", name)
                             : open_file(path, l);
     if (status == EPO_OK)
         status = sniff(l);

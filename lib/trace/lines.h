@@ -18,9 +18,12 @@ typedef struct epo_lines epo_lines;
 /* Told now and then how far a long read is; total 0: not known. */
 typedef void epo_progress(void *context, uint64_t done, uint64_t total);
 
-/* "-" is standard input.  A folder, or a file whose first bytes hold a zero, is
- * refused: the error line names file and byte. */
-epo_status epo_lines_open(const char *path, epo_progress *progress, void *context, epo_lines **out);
+/* What messages call a path: "-" is standard input. */
+const char *epo_lines_name(const char *path);
+/* A folder, or a file whose first bytes hold a zero, is refused: the error line names
+ * `name` and the byte. */
+epo_status epo_lines_open(const char *path, const char *name, epo_progress *progress, void *context,
+                          epo_lines **out);
 /* The next line without its end, valid until the next call; zeros and other
  * control characters but tab became blanks.  NULL at the end or on an error,
  * which epo_lines_status tells. */

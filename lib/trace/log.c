@@ -376,8 +376,10 @@ epo_status epo_log_read(const char *path, epo_progress *progress, void *progress
                         epo_dump_setting *setting, void *context, epo_log **out) {
     epo_lines *lines = NULL;
     epo_log *log = epo_log_create();
-    epo_status status = log == NULL ? epo_fail(EPO_E_NOMEM, "%s: no memory to read it", path)
-                                    : epo_lines_open(path, progress, progress_context, &lines);
+    epo_status status =
+        log == NULL
+            ? epo_fail(EPO_E_NOMEM, "%s: no memory to read it", epo_lines_name(path))
+            : epo_lines_open(path, epo_lines_name(path), progress, progress_context, &lines);
     size_t length;
     for (const char *line; status == EPO_OK && (line = epo_lines_next(lines, &length)) != NULL;) {
         status = epo_log_feed(log, line, epo_lines_number(lines), setting, context);

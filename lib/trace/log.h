@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define EPO_LOG_ITERATIONS_MAX 20000000 /* of one log */
+#define EPO_LOG_ITERATIONS_MAX 4000000 /* of one log: 350 MB */
 
 typedef struct epo_iteration {
     int64_t number;

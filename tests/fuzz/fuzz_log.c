@@ -32,7 +32,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     epo_facts *facts = epo_facts_create();
     epo_log *log = epo_log_create();
     size_t length;
-    epo_status status = fd < 0 ? EPO_E_SYSTEM : epo_lines_open(path, NULL, NULL, &lines);
+    epo_status status = fd < 0 ? EPO_E_SYSTEM : epo_lines_open(path, "fuzz", NULL, NULL, &lines);
     if (status == EPO_OK && scan == NULL)
         status = epo_symptom_scan_create(&scan);
     for (const char *line; status == EPO_OK && (line = epo_lines_next(lines, &length)) != NULL;) {

@@ -25,7 +25,7 @@ healthy() { { common "$@"; run_log 8 60000.0 41250.0 146.2; }; }
     for log in on off wgrad bare; do
         run "$tool" doctor $log.log
         [ "$status" -eq 0 ] || { echo "$log: $output"; false; }
-        [[ $output == "nothing known was found in 1 files, "* ]] || { echo "$log: $output"; false; }
+        [[ $output == "nothing known was found in 1 file, "* ]] || { echo "$log: $output"; false; }
     done
 }
 
@@ -95,6 +95,25 @@ END
     run "$tool" doctor new.log
     [ "$status" -eq 1 ]
     [[ $output == *"REFUSED"*"tomorrow's trouble"* ]]
+}
+
+@test "a log on standard input" {
+    run "$tool" doctor - <<<'RuntimeError: DeepEP is not installed. Please install DeepEP'
+    [ "$status" -eq 1 ]
+    [[ $output == *"DEEPEP-MISSING"*"standard input:1"*"1 problem, 0 notes in 1 file, 1 line" ]]
+    run "$tool" doctor - < <(head -c 100 /dev/zero)
+    [ "$status" -eq 3 ]
+    [[ $output == *"standard input: byte 1 is zero"* ]]
+}
+
+@test "a trace that is an array, a log that begins with a bracket" {
+    echo '[ {"ph":"X","cat":"kernel","name":"nvjet","ts":0,"dur":1,"pid":0} ]' >trace.json
+    run "$tool" doctor trace.json
+    [ "$status" -eq 0 ]
+    [[ $output == *"in 1 file, 0 lines" ]]
+    echo '[rank0]: RuntimeError: DeepEP is not installed. Please install DeepEP' >rank.log
+    run "$tool" doctor rank.log
+    [ "$status" -eq 1 ]
 }
 
 @test "JSON, usage, unreadable" {

@@ -46,6 +46,49 @@ END
     [[ $output == *"OVL-016"* && $output == *"ENV-011"* ]]
 }
 
+@test "a job script whose step asks for overlap: what ep-overlap exec adds counts" {
+    printf '#!/bin/bash\n#SBATCH --ep-overlap=on --ep-dispatcher=flex:hybridep\nsrun --delay-wgrad ep-overlap exec -- python pretrain_gpt.py --bf16 --num-experts 8 --expert-model-parallel-size 4 --recompute-granularity full\n' >job.sbatch
+    run "$tool" lint job.sbatch
+    [ "$status" -eq 1 ]
+    [[ $output == *"overlap_moe_expert_parallel_comm = true (job.sbatch:2 --ep-overlap=on, by ep-overlap exec)"* ]]
+    [[ $output == *"error    OVL-007"* ]]
+    run --separate-stderr "$tool" lint --json job.sbatch
+    is_json
+    echo "$output" >lint.json
+    python3 - <<'END'
+import json
+found = {f["name"]: f["value"] for r in json.load(open("lint.json"))["rules"] for f in r["found"]}
+assert (found["delay_wgrad_compute"], found["moe_token_dispatcher_type"], found["flex_backend"]) == ("true", "flex", "hybridep"), found
+END
+    # without exec the step will be refused
+    sed -i 's/ep-overlap exec -- //; s/ --recompute-granularity full//' job.sbatch
+    run "$tool" lint job.sbatch
+    [ "$status" -eq 1 ]
+    [[ $output == *"error    ARG-OVERLAP"*"1 error, 0 warnings"* ]]
+    sed -i 's/$/ --overlap-moe-expert-parallel-comm/' job.sbatch
+    run "$tool" lint job.sbatch
+    [[ $output != *ARG-OVERLAP* ]]
+    # a step that is off is nobody's wish
+    sed -i 's/--ep-overlap=on/--ep-overlap=off/; s/ --overlap-moe-expert-parallel-comm//' job.sbatch
+    run "$tool" lint job.sbatch
+    [ "$status" -eq 0 ]
+}
+
+@test "arguments that only the shell knows leave undecided what they may say" {
+    for more in '$EXTRA' '"$@"' '$(cat more)' '"${MORE[@]}"'; do
+        printf 'ARGS=(--bf16 --num-experts 8)\nsrun python pretrain_gpt.py "${ARGS[@]}" --expert-model-parallel-size 4 --overlap-moe-expert-parallel-comm %s\n' "$more" >job.sh
+        run "$tool" lint --all job.sh
+        [ "$status" -eq 0 ]
+        [[ $output == *"job.sh:2: more arguments come from the shell"* ]] || { echo "$more: $output"; false; }
+        [[ ${output#*passed:} != *OVL-012* ]] # mtp_num_layers may be among them
+    done
+    # a value, a launcher's option and words of another command are none
+    printf 'ARGS=(--bf16 --num-experts 8)\nsrun $OPTIONS torchrun --nnodes=$N pretrain_gpt.py "${ARGS[@]}" --data-path $DATA --expert-model-parallel-size 4 --overlap-moe-expert-parallel-comm\necho $DONE\n' >job.sh
+    run "$tool" lint --all job.sh
+    [[ $output != *"more arguments"* ]]
+    [[ ${output#*passed:} == *OVL-012* ]]
+}
+
 @test "a Bridge YAML file is read, and overrides win over it" {
     cat >run.yaml <<'END'
 model:

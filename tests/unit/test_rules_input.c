@@ -122,10 +122,13 @@ static void words_split_as_a_shell_does(void) {
     check_words("a 'b c' \"d e\"f", "/a|b c|d ef");
     check_words("a \\\n b # comment\nc", "/a|b/c");
     check_words("X=1 Y=\"$X 2\"\necho $Y \"$Y\" ${X}", "/X=1|Y=1 2/echo|1|2|1 2|1");
-    check_words("echo ${N:-8} ${M:-$N} $(date) $UNSET", "/echo|8|$?|$?|$UNSET?");
+    check_words("echo ${N:-8} ${M:-$N} $(date) $UNSET", "/echo|8|$?|$(?|$UNSET?");
     check_words("a&&b;c|d", "/a/b/c/d");
+    check_words("#SBATCH --ep-overlap=on -N 2 # two\n # SBATCH x\nrun #SBATCH y",
+                "/--ep-overlap=on|-N|2/run");
+    check_words("run \"${A[@]}\"", "/run|${?");
     check_words("A=( --x 1 ) && run \"${A[@]}\" --y", "/A=/--x|1/run|$?|--y");
-    check_words("echo \"$@ --flag\"", "/echo|$ --flag?");
+    check_words("echo \"$@ --flag\"", "/echo|$@ --flag?");
     check_words("echo '' \"\"", "/echo||");
     check_words("a\\ b 'it'\\''s'", "/a b|it's");
     check_words("", "");

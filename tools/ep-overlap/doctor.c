@@ -5,6 +5,7 @@
 #include "json.h"
 #include "tool.h"
 
+#include <getopt.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,13 +15,14 @@ static const char help[] =
     "What is wrong with this run?  Reads logs, job scripts, configurations and profiles,\n"
     "in any mixture, and names each trouble that it knows: what was seen and where, the\n"
     "likely cause, how to make sure, what to do.  Of several logs the first one is the\n"
-    "baseline.\n\n"
+    "baseline.  - is a log on standard input.\n\n"
     "  --table   print the troubleshooting table\n"
     "  --json    for programs\n\n"
     "examples:\n"
     "  ep-overlap doctor slurm-4711.out\n"
     "  ep-overlap doctor baseline.log overlap.log overlap.sqlite\n"
-    "  ep-overlap doctor job.sbatch run.yaml\n\n"
+    "  ep-overlap doctor job.sbatch run.yaml\n"
+    "  zcat old.log.gz | ep-overlap doctor -\n\n"
     "exit status: 0 nothing known was found (or notes only), 1 a problem, 2 usage,\n"
     "  3 a file cannot be read\n";
 
@@ -37,6 +39,13 @@ static void print_finding(const doctor_finding *f) {
         printf("    rule     %s (ep-overlap explain %s)\n", f->rule, f->rule);
 }
 
+/* "1 file", "2 files"; four of them in one line. */
+static const char *counted(int which, unsigned long long count, const char *what) {
+    static char text[4][48];
+    snprintf(text[which], sizeof text[which], "%llu %s%s", count, what, count == 1 ? "" : "s");
+    return text[which];
+}
+
 static void print_text(const doctor *d, size_t problems) {
     for (int severity = EPO_SYMPTOM_PROBLEM; severity >= EPO_SYMPTOM_NOTE; severity--)
         for (size_t i = 0; i < d->findings; i++)
@@ -46,10 +55,12 @@ static void print_text(const doctor *d, size_t problems) {
     for (size_t i = 0; i < d->files; i++)
         lines += d->file[i].lines;
     if (d->findings == 0)
-        printf("nothing known was found in %zu files, %llu lines\n", d->files, lines);
+        printf("nothing known was found in %s, %s\n", counted(0, d->files, "file"),
+               counted(1, lines, "line"));
     else
-        printf("\n%zu problems, %zu notes in %zu files, %llu lines\n", problems,
-               d->findings - problems, d->files, lines);
+        printf("\n%s, %s in %s, %s\n", counted(0, problems, "problem"),
+               counted(1, d->findings - problems, "note"), counted(2, d->files, "file"),
+               counted(3, lines, "line"));
     if (d->findings == DOCTOR_FINDINGS_MAX)
         printf("there may be more: only %d findings are listed\n", DOCTOR_FINDINGS_MAX);
 }
@@ -90,7 +101,7 @@ static int diagnose(doctor *d, int count, char **path, bool json) {
     size_t problems = 0;
     epo_status status = EPO_OK;
     for (int i = 0; i < count && status == EPO_OK; i++)
-        status = path[i][0] == '-' ? EPO_OK : doctor_read(d, path[i]);
+        status = doctor_read(d, path[i]);
     if (status == EPO_OK)
         status = doctor_conclude(d);
     if (status != EPO_OK)
@@ -114,29 +125,27 @@ static void clear(doctor *d) {
 }
 
 static int doctor_run(int argc, char **argv) {
+    static const struct option longs[] = {{"json", no_argument, NULL, 'j'},
+                                          {"table", no_argument, NULL, 't'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {0}};
     bool json = false;
-    int files = 0;
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
-            fputs(help, stdout);
-            return EPO_EXIT_FINE;
+    optind = 0;
+    opterr = 0;
+    for (int c; (c = getopt_long(argc, argv, "h", longs, NULL)) != -1;) {
+        switch (c) {
+        case 'j': json = true; break;
+        case 't': print_table(); return EPO_EXIT_FINE;
+        case 'h': fputs(help, stdout); return EPO_EXIT_FINE;
+        default: return epo_tool_usage("doctor", "unknown option %s", argv[optind - 1]);
         }
-        if (strcmp(argv[i], "--table") == 0) {
-            print_table();
-            return EPO_EXIT_FINE;
-        }
-        if (strcmp(argv[i], "--json") == 0)
-            json = true;
-        else if (argv[i][0] == '-')
-            return epo_tool_usage("doctor", "unknown option %s", argv[i]);
-        else
-            files++;
     }
+    int files = argc - optind;
     if (files == 0 || files > DOCTOR_FILES_MAX)
         return epo_tool_usage("doctor", "name 1 to %d files, not %d", DOCTOR_FILES_MAX, files);
     doctor d = {.finding = calloc(DOCTOR_FINDINGS_MAX, sizeof *d.finding)};
     int status = d.finding == NULL ? epo_tool_fail("doctor", epo_fail(EPO_E_NOMEM, "no memory"))
-                                   : diagnose(&d, argc - 1, argv + 1, json);
+                                   : diagnose(&d, files, argv + optind, json);
     clear(&d);
     return status;
 }

@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 doctor_finding *doctor_add(doctor *d, const char *id, epo_symptom_severity severity) {
@@ -63,10 +64,11 @@ static void add_unknown(doctor *d, const doctor_file *file, const epo_symptom_sc
 }
 
 /* One pass: symptoms, iterations, configuration. */
-static epo_status read_lines(doctor_file *file, epo_symptom_scan *scan) {
+static epo_status read_lines(const char *path, doctor_file *file, epo_symptom_scan *scan) {
     epo_lines *lines = NULL;
     size_t length;
-    epo_status status = epo_lines_open(file->path, epo_tool_progress, (void *)file->path, &lines);
+    epo_status status =
+        epo_lines_open(path, file->path, epo_tool_progress, (void *)file->path, &lines);
     for (const char *line; status == EPO_OK && (line = epo_lines_next(lines, &length)) != NULL;) {
         epo_symptom_scan_line(scan, line, length, epo_lines_number(lines));
         status = epo_log_feed(file->log, line, epo_lines_number(lines), put_setting, file);
@@ -80,12 +82,17 @@ static epo_status read_lines(doctor_file *file, epo_symptom_scan *scan) {
     return status;
 }
 
+static bool is_regular(const char *path) {
+    struct stat s;
+    return strcmp(path, "-") != 0 && stat(path, &s) == 0 && S_ISREG(s.st_mode);
+}
+
 /* A text without iterations and dump may be a job script or a YAML file. */
-static void read_as_configuration(doctor_file *file) {
+static void read_as_configuration(const char *path, doctor_file *file) {
     epo_input input;
-    if (file->log->count > 0 || file->has_configuration)
-        return;
-    if (epo_input_file(file->path, file->facts, &input) == EPO_OK && input.settings > 0) {
+    if (file->log->count > 0 || file->has_configuration || !is_regular(path))
+        return; /* a pipe can be read once */
+    if (epo_input_file(path, file->facts, &input) == EPO_OK && input.settings > 0) {
         file->has_configuration = true;
         if (input.megatron_lm && !input.defaults_unknown)
             (void)epo_settings_default(file->facts, EPO_DEFAULTS_MEGATRON_LM);
@@ -93,7 +100,7 @@ static void read_as_configuration(doctor_file *file) {
     epo_fail_clear();
 }
 
-static epo_status read_text(doctor *d, doctor_file *file) {
+static epo_status read_text(doctor *d, const char *path, doctor_file *file) {
     epo_symptom_scan *scan = NULL;
     epo_status status = epo_symptom_scan_create(&scan);
     file->log = epo_log_create();
@@ -101,12 +108,12 @@ static epo_status read_text(doctor *d, doctor_file *file) {
     if (status == EPO_OK && (file->log == NULL || file->facts == NULL))
         status = epo_fail(EPO_E_NOMEM, "%s: no memory to read it", file->path);
     if (status == EPO_OK)
-        status = read_lines(file, scan);
+        status = read_lines(path, file, scan);
     if (status == EPO_OK) {
         epo_log_finish(file->log);
         add_symptoms(d, file, scan);
         add_unknown(d, file, scan);
-        read_as_configuration(file);
+        read_as_configuration(path, file);
         if (file->log->dump.kind == EPO_DUMP_BRIDGE && file->log->dump.complete)
             status = epo_settings_default(file->facts, EPO_DEFAULTS_MEGATRON_CORE);
     }
@@ -116,21 +123,25 @@ static epo_status read_text(doctor *d, doctor_file *file) {
     return status;
 }
 
+/* A database, or JSON: an object, or an array of objects ("[rank0]: ..." is a log). */
 static bool looks_like_profile(const char *path) {
-    char head[16] = "";
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    char head[64] = "";
+    int fd = is_regular(path) ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     ssize_t n = fd < 0 ? 0 : read(fd, head, sizeof head - 1);
     if (fd >= 0)
         close(fd);
-    return n > 0 && (strncmp(head, "SQLite format 3", 15) == 0 || head[0] == '{');
+    const char *first = head + strspn(head, " \t\r\n"), *second = first;
+    if (*first == '[')
+        second += 1 + strspn(first + 1, " \t\r\n");
+    return n > 0 && (strncmp(head, "SQLite format 3", 15) == 0 || *second == '{');
 }
 
 epo_status doctor_read(doctor *d, const char *path) {
     doctor_file *file = &d->file[d->files++];
-    file->path = path;
+    file->path = epo_lines_name(path);
     file->is_profile = looks_like_profile(path);
     if (!file->is_profile)
-        return read_text(d, file);
+        return read_text(d, path, file);
     epo_profile_options options = {.progress = epo_tool_progress, .progress_context = (void *)path};
     epo_status status = epo_profile_read(path, &options, &file->profile);
     epo_tool_progress_end();

@@ -61,7 +61,7 @@ typedef enum guess { GUESS_NONE, GUESS_SCRIPT, GUESS_YAML, GUESS_LOG } guess;
 static epo_status scan(const char *path, const char *name, dump_context *context, epo_dump *dump,
                        guess *first) {
     epo_lines *lines = NULL;
-    epo_status status = epo_lines_open(path, epo_tool_progress, (void *)name, &lines);
+    epo_status status = epo_lines_open(path, name, epo_tool_progress, (void *)name, &lines);
     bool begun = false;
     for (const char *line; status == EPO_OK && (line = epo_lines_next(lines, NULL)) != NULL;) {
         if (!begun && line[0] != '\0' && (line[0] != '#' || line[1] == '!')) {
@@ -123,7 +123,9 @@ static epo_status read_words(const epo_words *words, const char *name, bool is_s
     epo_status status = epo_command_read(words, name, is_script, facts, &command);
     input->settings = command.settings;
     input->megatron_lm = command.framework == EPO_FRAMEWORK_MEGATRON_LM;
-    input->defaults_unknown = takes_settings_from_elsewhere(words);
+    input->defaults_unknown = takes_settings_from_elsewhere(words) || command.open_arguments;
+    input->open_line = command.open_arguments ? command.open_line : 0;
+    input->step_lacks = command.step_lacks;
     return status;
 }
 

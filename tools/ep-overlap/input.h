@@ -20,7 +20,9 @@ typedef struct epo_input {
     epo_input_kind kind;
     size_t settings;       /* that rules read */
     bool megatron_lm;      /* a command or script for Megatron-LM */
-    bool defaults_unknown; /* takes settings from elsewhere (--yaml-cfg, a cut dump) */
+    bool defaults_unknown; /* takes settings from elsewhere (--yaml-cfg, a cut dump, $EXTRA) */
+    unsigned open_line;    /* of a script: where $EXTRA or the like stands; 0: nowhere */
+    bool step_lacks;       /* srun asks for overlap, and nothing enables it in the arguments */
 } epo_input;
 
 /* Reads a script, a YAML file or a log ("-": standard input) into facts; the

@@ -7,6 +7,8 @@
 #include <string.h>
 
 void epo_lint_count(epo_lint_result *r) {
+    for (int i = 0; i < r->input_count; i++)
+        r->errors += r->inputs[i].step_lacks;
     for (size_t i = 0; i < epo_rules_count(); i++) {
         const epo_rule_verdict *v = &r->verdicts[i];
         r->passed += v->outcome == EPO_RULE_PASSED;
@@ -118,10 +120,27 @@ static size_t undecided_about_runs(const epo_lint_result *r) {
     return count;
 }
 
+static void print_inputs_notes(const epo_lint_result *r) {
+    for (int i = 0; i < r->input_count; i++) {
+        const epo_input *input = &r->inputs[i];
+        if (input->open_line > 0)
+            printf("%s:%u: more arguments come from the shell: what is not told stays undecided\n",
+                   input->name, input->open_line);
+        if (input->step_lacks)
+            printf("\nerror    ARG-OVERLAP  start the program by ep-overlap exec --, or add the "
+                   "arguments (ep-overlap env)\n"
+                   "    found    %s: --ep-overlap=on, and arguments that do not enable overlap\n"
+                   "    needed   arguments that enable expert-parallel overlap, or srun refuses "
+                   "the step\n",
+                   input->name);
+    }
+}
+
 void epo_lint_print_text(const epo_lint_result *r, bool all) {
     for (int i = 0; i < r->input_count; i++)
         printf("%s: %s, %zu settings\n", r->inputs[i].name, epo_input_kind_name(r->inputs[i].kind),
                r->inputs[i].settings);
+    print_inputs_notes(r);
     print_severity(r, EPO_SEVERITY_ERROR);
     print_severity(r, EPO_SEVERITY_WARN);
     print_severity(r, EPO_SEVERITY_AUTOFIX);
@@ -135,8 +154,9 @@ void epo_lint_print_text(const epo_lint_result *r, bool all) {
         printf("\npassed:");
         print_passed(r);
     }
-    printf("\n%zu errors, %zu warnings, %zu notes; %zu rules passed, %zu undecided", r->errors,
-           r->warnings, r->notes, r->passed, r->undecided);
+    printf("\n%zu error%s, %zu warning%s, %zu note%s; %zu rules passed, %zu undecided", r->errors,
+           r->errors == 1 ? "" : "s", r->warnings, r->warnings == 1 ? "" : "s", r->notes,
+           r->notes == 1 ? "" : "s", r->passed, r->undecided);
     if (runs > 0)
         printf(" (%zu of them about runs: report and profile decide them)", runs);
     bool failed = r->errors > 0 || (r->strict && r->warnings > 0);
@@ -188,6 +208,8 @@ void epo_lint_print_json(const epo_lint_result *r) {
         epo_json_text(&json, "name", r->inputs[i].name);
         epo_json_text(&json, "kind", epo_input_kind_name(r->inputs[i].kind));
         epo_json_integer(&json, "settings", (int64_t)r->inputs[i].settings);
+        epo_json_bool(&json, "more_arguments_from_the_shell", r->inputs[i].open_line > 0);
+        epo_json_bool(&json, "step_will_be_refused", r->inputs[i].step_lacks);
         epo_json_end(&json, '}');
     }
     epo_json_end(&json, ']');

@@ -102,14 +102,16 @@ epo_status report_arm_load(report_arm *arm, const char *text, const report_optio
     if (copy == NULL)
         return epo_fail(EPO_E_NOMEM, "no memory");
     split_arm(arm, copy, &own);
-    arm->path = strdup(arm->path);
+    char *path = strdup(arm->path);
+    arm->path = path == NULL ? NULL : strdup(epo_lines_name(path));
     free(copy);
     arm->printed = epo_facts_create();
     arm->facts = epo_facts_create();
-    if (arm->path == NULL || arm->printed == NULL || arm->facts == NULL)
-        return epo_fail(EPO_E_NOMEM, "no memory");
     epo_status status =
-        epo_log_read(arm->path, epo_tool_progress, (void *)arm->path, put_setting, arm, &arm->log);
+        arm->path == NULL || arm->printed == NULL || arm->facts == NULL
+            ? epo_fail(EPO_E_NOMEM, "no memory")
+            : epo_log_read(path, epo_tool_progress, (void *)arm->path, put_setting, arm, &arm->log);
+    free(path);
     epo_tool_progress_end();
     if (status == EPO_OK)
         status = measure(arm, own, o);
