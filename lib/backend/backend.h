@@ -221,14 +221,38 @@ typedef struct epo_routes {
     bool by_weight;
     const float *weights; /* [tokens][top_k]; NULL: all 1.0 */
     uint64_t fill;        /* send rows, where some are padding (no slot's); else 0 */
+    int chunks;           /* > 0: chunk_rows is counted too, and flex_send may follow */
 } epo_routes;
 /* What route_count tells the CPU, as epo_route_check, _drop and _count do. */
 typedef struct epo_route_counts {
     uint32_t *expert_rows, *rank_rows; /* [E], [R]; of what was not dropped */
+    uint32_t *chunk_rows; /* [2][R][n]: rows to each rank by first, then by last chunk */
     uint64_t dropped;
     uint64_t bad; /* first slot out of range; tokens * top_k: none */
     int64_t bad_value;
 } epo_route_counts;
+
+/* flex's maps by the device, as epo_route_flex_make_send and _recv make them; meta rows
+ * as in route_flex_step.h. */
+#define EPO_FLEX_RANKS 64
+#define EPO_FLEX_COLUMNS 5000 /* E + 2 * R * chunks, at most */
+typedef struct epo_flex_send {
+    int width;
+    int32_t *token, *sum, *slot_weight;
+    int32_t *meta; /* [rows][words], blocks of destinations in rank order */
+} epo_flex_send;
+typedef struct epo_flex_receive {
+    int ranks, local, top_k, chunks;
+    const int32_t *meta; /* [received][words], sources in rank order */
+    /* Ordinary memory, read before the call returns. */
+    const int32_t *base;    /* [R]: first row of each source */
+    const int32_t *target;  /* [R][El]: where each source's rows of an expert begin */
+    const int32_t *returns; /* [R][n]: added to a row's place in the source's block, its row
+                             * in the returning order */
+    uint64_t received, rows;
+    int32_t *expand, *back; /* [rows], [received][K] */
+    float *weight;          /* [rows]: 0 for alignment */
+} epo_flex_receive;
 
 /* A collective call, as all ranks make it. */
 typedef enum epo_turn_kind {
@@ -326,6 +350,10 @@ typedef struct epo_backend_ops {
                              int32_t *token, int32_t *slot, int32_t *row, const epo_deps *deps);
     epo_status (*route_pad)(epo_queue *q, const uint64_t *first, const uint64_t *count, int experts,
                             uint64_t rows, int32_t *index, const epo_deps *deps);
+    /* flex's maps; both or none (NULL).  flex_send: of the routing counted last. */
+    epo_status (*flex_send)(epo_queue *q, const epo_routes *routes, const epo_flex_send *out,
+                            const epo_deps *deps);
+    epo_status (*flex_receive)(epo_queue *q, const epo_flex_receive *in, const epo_deps *deps);
     /* `fn` in queue order.  Host: on the queue's thread; it must not call the API. */
     epo_status (*call)(epo_queue *q, void (*fn)(void *ctx), void *ctx, const epo_deps *deps);
 
