@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "backend/route_flex_step.h"
 #include "moe/moe.h"
 
 #include <inttypes.h>
@@ -35,7 +36,7 @@ static bool lay_out(epo_buffer *b, uint64_t max_rows) {
     uint64_t full = moe_capacity_of(b, b->max_tokens, b->top_k);
     uint64_t ranks = (uint64_t)b->group->ranks, k = (uint64_t)b->top_k;
     uint64_t tokens = (uint64_t)b->max_tokens, wide = ranks < k ? ranks : k;
-    bool flex = b->dispatcher == EPO_DISPATCH_FLEX;
+    bool flex = b->dispatcher == EPO_DISPATCH_FLEX, device = flex && moe_plan_on_device(b);
     uint64_t in = flex ? ranks * tokens : max_rows, back = tokens * (flex ? wide : k);
     if (b->pad && !flex)
         back = (uint64_t)b->experts * full;
@@ -47,8 +48,9 @@ static bool lay_out(epo_buffer *b, uint64_t max_rows) {
     b->combine.arrive = flags(&w, b, b->chunks);
     b->combine.credit = flags(&w, b, 1);
     b->counts = place(&w, 2 * ranks, b->counts_bytes);
-    b->meta_expert = place(&w, flex ? in * k : 0, sizeof(int32_t));
-    b->meta_weight = place(&w, flex ? in * k : in, sizeof(float));
+    b->meta_expert = place(&w, flex && !device ? in * k : 0, sizeof(int32_t));
+    b->meta_weight = place(&w, !flex ? in : device ? 0 : in * k, sizeof(float));
+    b->meta_rows = place(&w, device ? in : 0, 4 * (uint64_t)epo_flex_meta_words(b->top_k));
     b->dispatch.rows = place(&w, in, b->row_bytes);
     b->combine.rows = place(&w, back, b->row_bytes);
     b->combine.extra = place(&w, flex ? back * k : back, sizeof(float));
@@ -139,7 +141,9 @@ static epo_status configure(const epo_group *g, const epo_buffer_config *given, 
     if (status != EPO_OK)
         return status;
     b->chunks = choose_chunks(g, c.chunks, b);
-    b->counts_bytes = moe_plan_record_bytes(c.experts, g->ranks);
+    b->counts_bytes = moe_plan_record_bytes(
+        c.experts, g->ranks,
+        b->dispatcher == EPO_DISPATCH_FLEX && moe_plan_on_device(b) ? b->chunks : 0);
     uint64_t worst = worst_rows(b);
     if (worst == 0 && moe_capacity_of(b, c.max_tokens, c.top_k) != 0)
         return epo_fail(EPO_E_ARG,

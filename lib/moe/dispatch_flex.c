@@ -3,7 +3,11 @@
  * dispatch_flex.c - one row per (token, destination rank).  Beside the rows go,
  * once a plan, each row's local experts and router weights; from these the
  * receiver makes its expert-major layout and the order in which rows return.
+ *
+ * Where the backend makes the maps, ranks have told each other their rows by chunk, so
+ * the CPU knows every piece without reading a map.
  */
+#include "backend/route_flex_step.h"
 #include "moe/moe.h"
 
 #include <inttypes.h>
@@ -13,7 +17,7 @@
 typedef struct flex_maps {
     uint64_t first, count, token, sum, slot_weight; /* known from the counts */
     uint64_t expand, pad, back;                     /* known from the received meta */
-    uint64_t weight;
+    uint64_t weight, meta;                          /* meta: on the device alone */
 } flex_maps;
 
 /* CPU arrays that only the making needs. */
@@ -24,6 +28,7 @@ typedef struct flex_scratch {
     uint32_t *source_rows;              /* [R] */
     uint32_t *send_cursor;              /* [3*R*n] */
     uint64_t *recv_cursor, *back_first; /* [El + 2*R*n], [n][R] */
+    int32_t *base, *target, *returns;   /* on the device: see epo_flex_receive */
     int32_t *meta;                      /* [received][K] */
     epo_segment *segments;              /* [2*R] */
     epo_arrival *arrivals;
@@ -42,6 +47,9 @@ static void carve(moe_carver *c, const moe_making *m, uint64_t received, flex_sc
     f->recv_cursor =
         moe_carve(c, (uint64_t)epo_route_local(&m->shape) + 2 * ranks * n, sizeof *f->recv_cursor);
     f->back_first = moe_carve(c, n * ranks, sizeof *f->back_first);
+    f->base = moe_carve(c, ranks, sizeof *f->base);
+    f->target = moe_carve(c, (uint64_t)m->shape.experts, sizeof *f->target);
+    f->returns = moe_carve(c, ranks * n, sizeof *f->returns);
     f->meta = moe_carve(c, received * (uint64_t)m->shape.top_k, sizeof *f->meta);
     f->segments = moe_carve(c, 2 * ranks, sizeof *f->segments);
     f->arrivals = moe_carve(c, 2 * ranks, sizeof *f->arrivals);
@@ -81,6 +89,8 @@ static void reserve(moe_arena *arena, const moe_making *m, uint64_t sent, uint64
     at->pad = moe_arena_add(arena, p->rows, sizeof(int32_t));
     at->back = moe_arena_add(arena, received * k, sizeof(int32_t));
     at->weight = moe_arena_add(arena, p->rows, sizeof(float));
+    at->meta = moe_arena_add(arena, moe_plan_on_device(p->buffer) ? sent : 0,
+                             4 * (uint64_t)epo_flex_meta_words(p->top_k));
 }
 
 /* ---- meta ---------------------------------------------------------------- */
@@ -234,16 +244,21 @@ static void name_maps(epo_plan *p, const flex_maps *at) {
     p->weight = moe_arena_op(&p->arena, at->weight);
 }
 
-static epo_status fill(const moe_making *m, const flex_scratch *f, uint64_t sent,
-                       const flex_maps *at) {
-    epo_plan *p = m->plan;
-    epo_group *g = p->buffer->group;
+static void write_layout(epo_plan *p, const flex_maps *at) {
     uint64_t *first = moe_arena_cpu(&p->arena, at->first);
     uint64_t *count = moe_arena_cpu(&p->arena, at->count);
     for (int e = 0; e < p->buffer->local; e++) {
         first[e] = p->first[e];
         count[e] = p->count[e];
     }
+}
+
+/* By the CPU. */
+static epo_status fill(const moe_making *m, const flex_scratch *f, uint64_t sent,
+                       const flex_maps *at) {
+    epo_plan *p = m->plan;
+    epo_group *g = p->buffer->group;
+    write_layout(p, at);
     epo_route_pad(&m->shape, p->first, p->count, p->rows, moe_arena_cpu(&p->arena, at->pad));
     moe_arena weight = {0, false, {NULL, 0}, NULL};
     moe_arena_add(&weight, p->rows, sizeof(int32_t));
@@ -264,6 +279,116 @@ static epo_status fill(const moe_making *m, const flex_scratch *f, uint64_t sent
     }
     moe_arena_close(g, &weight);
     return status;
+}
+
+/* ---- on the device -------------------------------------------------------- */
+
+/* of[n+1] = prefix sums of rows[n]. */
+static void add_up(const uint32_t *rows, size_t n, uint32_t *of) {
+    of[0] = 0;
+    for (size_t c = 0; c < n; c++)
+        of[c + 1] = of[c] + rows[c];
+}
+
+/* What the CPU's maps would tell of chunks, and the receiver's tables. */
+static void add_up_chunks(const moe_making *m, const flex_scratch *f) {
+    size_t ranks = (size_t)m->shape.ranks, n = (size_t)m->shape.chunks, each = ranks * n;
+    size_t me = (size_t)m->plan->buffer->group->rank;
+    const uint32_t *mine = m->chunk_rows + me * 2 * each;
+    uint64_t returned = 0;
+    for (size_t r = 0; r < ranks; r++) {
+        const uint32_t *theirs = m->chunk_rows + r * 2 * each;
+        add_up(mine + r * n, n, f->send_first + r * (n + 1));
+        add_up(mine + each + r * n, n, f->send_last + r * (n + 1));
+        add_up(theirs + me * n, n, f->recv_first + r * (n + 1));
+        add_up(theirs + each + me * n, n, f->recv_last + r * (n + 1));
+        f->base[r] = (int32_t)f->recv_block[r];
+    }
+    for (size_t c = 0; c < n; c++)
+        for (size_t r = 0; r < ranks; r++) {
+            const uint32_t *last = f->recv_last + r * (n + 1);
+            f->back_first[c * ranks + r] = returned;
+            f->returns[r * n + c] = (int32_t)(returned - last[c]);
+            returned += last[c + 1] - last[c];
+        }
+    size_t local = (size_t)m->plan->buffer->local;
+    for (size_t e = 0; e < local; e++) {
+        uint64_t row = m->plan->first[e];
+        for (size_t r = 0; r < ranks; r++) {
+            f->target[r * local + e] = (int32_t)row;
+            row += m->counts[r * (size_t)m->shape.experts + me * local + e];
+        }
+    }
+}
+
+/* The sender's maps, and meta rows on their way. */
+static epo_status send_on_device(const moe_making *m, const flex_scratch *f, const flex_maps *at) {
+    epo_plan *p = m->plan;
+    epo_buffer *b = p->buffer;
+    epo_group *g = b->group;
+    epo_routes routes = moe_plan_routes(b, m->routing);
+    uint32_t bytes = 4 * (uint32_t)epo_flex_meta_words(p->top_k);
+    const char *meta = moe_arena_op(&p->arena, at->meta);
+    epo_flex_send out = {.width = p->sum_width,
+                         .token = moe_arena_op(&p->arena, at->token),
+                         .sum = moe_arena_op(&p->arena, at->sum),
+                         .slot_weight = moe_arena_op(&p->arena, at->slot_weight),
+                         .meta = moe_arena_op(&p->arena, at->meta)};
+    epo_deps deps = moe_deps("route send", EPO_INTERVAL_LOCAL, -1);
+    deps.signal = g->rows;
+    epo_status status = g->ops->flex_send(g->compute, &routes, &out, &deps);
+    if (status != EPO_OK)
+        return status;
+    int rank = g->rank, ranks = g->ranks;
+    for (int i = 0; i < ranks; i++) {
+        int peer = (rank + 1 + i) % ranks;
+        uint64_t rows = rows_between(m, rank, peer), in = rows_between(m, peer, rank);
+        f->segments[i] = (epo_segment){peer, meta + f->send_block[peer] * bytes,
+                                       NULL, b->meta_rows + window_block(m, rank, peer) * bytes,
+                                       rows, bytes};
+        f->arrivals[i] =
+            (epo_arrival){peer, b->meta_rows + f->recv_block[peer] * bytes, in * bytes};
+    }
+    return moe_plan_exchange_meta(p, f->segments, ranks, f->arrivals, ranks, g->rows);
+}
+
+static epo_status receive_on_device(const moe_making *m, const flex_scratch *f) {
+    epo_plan *p = m->plan;
+    epo_buffer *b = p->buffer;
+    epo_group *g = b->group;
+    epo_flex_receive in = {.ranks = g->ranks,
+                           .local = b->local,
+                           .top_k = p->top_k,
+                           .chunks = p->chunks,
+                           .meta = moe_buffer_at(b, b->meta_rows),
+                           .base = f->base,
+                           .target = f->target,
+                           .returns = f->returns,
+                           .received = p->back_rows,
+                           .rows = p->rows,
+                           .expand = (int32_t *)(uintptr_t)p->expand,
+                           .back = (int32_t *)(uintptr_t)p->back,
+                           .weight = p->weight};
+    epo_deps pad = moe_deps("route pad", EPO_INTERVAL_LOCAL, -1);
+    epo_deps deps = moe_deps("route receive", EPO_INTERVAL_LOCAL, -1);
+    epo_status status = g->ops->route_pad(g->compute, p->first, p->count, b->local, p->rows,
+                                          (int32_t *)(uintptr_t)p->pad, &pad);
+    moe_deps_wait(&deps, moe_buffer_flag(b, b->meta_arrive, b->plans_made, "routing", -1));
+    moe_deps_wait(&deps, epo_ready_event(g->sent));
+    deps.signal = g->done;
+    return status == EPO_OK ? g->ops->flex_receive(g->compute, &in, &deps) : status;
+}
+
+static epo_status fill_on_device(const moe_making *m, const flex_scratch *f, const flex_maps *at) {
+    epo_plan *p = m->plan;
+    write_layout(p, at);
+    name_maps(p, at);
+    add_up_chunks(m, f);
+    make_lanes(m, f, moe_arena_op(&p->arena, at->token));
+    epo_status status = moe_arena_publish(p->buffer->group, &p->arena, 0, at->token);
+    if (status == EPO_OK)
+        status = send_on_device(m, f, at);
+    return status == EPO_OK ? receive_on_device(m, f) : status;
 }
 
 epo_status moe_flex_make(moe_making *m) {
@@ -289,7 +414,8 @@ epo_status moe_flex_make(moe_making *m) {
     reserve(&p->arena, m, sent, received, &at);
     epo_status status = moe_arena_open(g, &p->arena);
     if (status == EPO_OK)
-        status = fill(m, &f, sent, &at);
+        status =
+            moe_plan_on_device(p->buffer) ? fill_on_device(m, &f, &at) : fill(m, &f, sent, &at);
     free(real.base);
     return status;
 }

@@ -170,6 +170,7 @@ struct epo_buffer {
     /* Plans: counts of every rank, twice (a rank may be one plan ahead); meta. */
     uint64_t counts, counts_arrive, counts_bytes;
     uint64_t meta_arrive, meta_expert, meta_weight;
+    uint64_t meta_rows; /* flex on the device: in place of the two before */
     uint64_t plans_made;
     int plans;
 };
@@ -251,8 +252,9 @@ struct epo_plan {
     void *memory; /* one allocation for all CPU arrays */
 };
 
-/* Bytes of what a rank tells the others about its routing. */
-uint64_t moe_plan_record_bytes(int experts, int ranks);
+/* Bytes of what a rank tells the others about its routing; chunks: 0 where nobody asks
+ * for rows by chunk. */
+uint64_t moe_plan_record_bytes(int experts, int ranks, int chunks);
 
 /* What plan.c knows when a dispatcher makes its maps. */
 typedef struct moe_making {
@@ -261,8 +263,10 @@ typedef struct moe_making {
     const int32_t *experts;    /* [T][K] */
     const uint32_t *counts;    /* [R][E] */
     const uint32_t *rank_rows; /* [R][R]: rows of source s for destination d at [s][d] */
-    const uint64_t *capacity;  /* [R], where plans are padded to it; else NULL */
-    const float *weights;      /* [T*K], operation memory */
+    /* flex on the device: [R][2][R][n], each source's rows by first and by last chunk. */
+    const uint32_t *chunk_rows;
+    const uint64_t *capacity; /* [R], where plans are padded to it; else NULL */
+    const float *weights;     /* [T*K], operation memory; flex on the device: or NULL */
     const epo_routing *routing;
 } moe_making;
 /* Counted and mapped by the backend: `experts` is not there for the CPU, and the CPU

@@ -12,14 +12,29 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A rank's record: this head, then expert_rows[E] and rank_rows[R]. */
+/* A rank's record: this head, then expert_rows[E], rank_rows[R], chunk_rows[2][R][n]. */
 typedef struct record_head {
     int32_t status, tokens, top_k, unused;
     char text[176];
 } record_head;
 
-uint64_t moe_plan_record_bytes(int experts, int ranks) {
-    return sizeof(record_head) + ((uint64_t)experts + (uint64_t)ranks) * sizeof(uint32_t);
+uint64_t moe_plan_record_bytes(int experts, int ranks, int chunks) {
+    uint64_t rows = (uint64_t)experts + (uint64_t)ranks * (1 + 2 * (uint64_t)chunks);
+    return sizeof(record_head) + rows * sizeof(uint32_t);
+}
+
+bool moe_plan_on_device(const epo_buffer *b) {
+    const epo_backend_ops *ops = b->group->ops;
+    int64_t ranks = b->group->ranks, columns = b->experts + 2 * ranks * b->chunks;
+    if (b->dispatcher == EPO_DISPATCH_ALLTOALL)
+        return ops->route_count != NULL;
+    return ops->flex_send != NULL && ranks <= EPO_FLEX_RANKS && columns <= EPO_FLEX_COLUMNS;
+}
+
+/* Numbers of a record that speak of chunks. */
+static uint64_t chunk_numbers(const epo_buffer *b) {
+    bool some = b->dispatcher == EPO_DISPATCH_FLEX && moe_plan_on_device(b);
+    return some ? 2 * (uint64_t)b->group->ranks * (uint64_t)b->chunks : 0;
 }
 
 /* ---- CPU arrays -------------------------------------------------------- */
@@ -57,7 +72,7 @@ static void carve(moe_carver *c, epo_plan *p) {
 
 typedef struct making_arrays {
     int32_t *experts;
-    uint32_t *counts, *rank_rows;
+    uint32_t *counts, *rank_rows, *chunk_rows;
     uint64_t *capacity;
     char *records;
     uint64_t dropped;
@@ -69,6 +84,7 @@ static void carve_making(moe_carver *c, const epo_buffer *b, uint64_t slots, mak
     a->experts = moe_carve(c, slots, sizeof *a->experts);
     a->counts = moe_carve(c, ranks * (uint64_t)b->experts, sizeof *a->counts);
     a->rank_rows = moe_carve(c, ranks * ranks, sizeof *a->rank_rows);
+    a->chunk_rows = moe_carve(c, ranks * chunk_numbers(b), sizeof *a->chunk_rows);
     a->capacity = moe_carve(c, ranks, sizeof *a->capacity);
     a->records = moe_carve(c, ranks, b->counts_bytes);
 }
@@ -134,10 +150,6 @@ static epo_status copy_experts(const epo_buffer *b, const epo_route_shape *s, co
     return status;
 }
 
-bool moe_plan_on_device(const epo_buffer *b) {
-    return b->group->ops->route_count != NULL && b->dispatcher == EPO_DISPATCH_ALLTOALL;
-}
-
 epo_routes moe_plan_routes(const epo_buffer *b, const epo_routing *r) {
     uint64_t capacity = moe_capacity_of(b, r->tokens, r->top_k);
     return (epo_routes){
@@ -150,6 +162,7 @@ epo_routes moe_plan_routes(const epo_buffer *b, const epo_routing *r) {
         .by_weight = b->overflow == EPO_OVERFLOW_DROP_WEIGHT,
         .weights = r->weights,
         .fill = b->pad ? (uint64_t)b->experts * capacity : 0,
+        .chunks = chunk_numbers(b) > 0 ? b->chunks : 0,
     };
 }
 
@@ -157,7 +170,9 @@ static epo_status count_on_device(const epo_buffer *b, const epo_routing *r, uin
                                   uint64_t *dropped) {
     epo_group *g = b->group;
     epo_routes routes = moe_plan_routes(b, r);
-    epo_route_counts out = {.expert_rows = rows, .rank_rows = rows + b->experts};
+    epo_route_counts out = {.expert_rows = rows,
+                            .rank_rows = rows + b->experts,
+                            .chunk_rows = rows + b->experts + g->ranks};
     epo_status status = g->ops->route_count(g->compute, &routes, &out);
     if (status != EPO_OK)
         return say_again(b, status);
@@ -293,6 +308,8 @@ static epo_status judge(const epo_buffer *b, const epo_route_shape *s, making_ar
         memcpy(a->counts + (size_t)r * (size_t)s->experts, rows, (size_t)s->experts * sizeof *rows);
         memcpy(a->rank_rows + (size_t)r * (size_t)s->ranks, rows + s->experts,
                (size_t)s->ranks * sizeof *rows);
+        memcpy(a->chunk_rows + (uint64_t)r * chunk_numbers(b), rows + s->experts + s->ranks,
+               chunk_numbers(b) * sizeof *rows);
         a->capacity[r] = moe_capacity_of(b, head_of(b, a, r).tokens, k);
     }
     if (b->pad)
@@ -393,7 +410,8 @@ static epo_status make_maps(epo_plan *p, const epo_routing *r, const epo_route_s
                             const making_arrays *a) {
     epo_group *g = p->buffer->group;
     moe_arena weights = {0, false, {NULL, 0}, NULL};
-    bool direct = moe_plan_on_device(p->buffer) && r->weights != NULL;
+    bool flex = p->buffer->dispatcher == EPO_DISPATCH_FLEX;
+    bool direct = moe_plan_on_device(p->buffer) && (r->weights != NULL || flex);
     epo_status status = direct ? EPO_OK : stage_weights(g, r, &weights);
     if (status == EPO_OK) {
         moe_making m = {.plan = p,
@@ -401,6 +419,7 @@ static epo_status make_maps(epo_plan *p, const epo_routing *r, const epo_route_s
                         .experts = a->experts,
                         .counts = a->counts,
                         .rank_rows = a->rank_rows,
+                        .chunk_rows = a->chunk_rows,
                         .capacity = p->buffer->pad ? a->capacity : NULL,
                         .weights = direct ? r->weights : weights.block.ptr,
                         .routing = r};
@@ -408,8 +427,7 @@ static epo_status make_maps(epo_plan *p, const epo_routing *r, const epo_route_s
         p->padding = a->padding;
         p->buffer->group->stats.dropped_slots += a->dropped;
         p->rows = epo_route_layout(s, a->counts, g->rank, p->first, p->count);
-        status =
-            p->buffer->dispatcher == EPO_DISPATCH_FLEX ? moe_flex_make(&m) : moe_alltoall_make(&m);
+        status = flex ? moe_flex_make(&m) : moe_alltoall_make(&m);
     }
     moe_arena_close(g, &weights);
     return status;

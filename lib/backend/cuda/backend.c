@@ -24,6 +24,7 @@ static void backend_free(epo_backend *be, bool broken) {
     gpu_event_destroy(be, be->sum_done);
     gpu_watch_stop(be); /* no stream waits any more, and it may end the communicator */
     gpu_routing_close(be);
+    gpu_flex_close(be);
     gpu_record_destroy(be);
     gpu_pairs_destroy(be, broken);
     gpu_free(be, be->pairs_word, be->pairs_word != NULL ? GPU_PAIRS_WORDS : 0);
@@ -286,6 +287,8 @@ static const epo_backend_ops ops = {
     .route_count = gpu_route_count,
     .route_send = gpu_route_send,
     .route_pad = gpu_route_pad,
+    .flex_send = gpu_flex_send_maps,
+    .flex_receive = gpu_flex_receive_maps,
     .call = gpu_call,
     .record_start = gpu_record_start,
     .record_stop = gpu_record_stop,

@@ -17,6 +17,7 @@
  *   gemm.c      the experts' GEMMs: our grouped kernels (gemm/), or blas.c, cuBLAS
  *   kernels.cu  the passes over rows
  *   routing.c   counts of a routing, and its maps; routes.cu: their kernels
+ *   flex.c      the same for flex; flex_plan.cu: its kernels
  *   record.c    intervals
  *
  * Epoch flags live in host memory, not beside the rows: GPUs write and poll them
@@ -49,6 +50,7 @@ typedef struct gpu_memory_state gpu_memory_state;
 typedef struct gpu_watch gpu_watch;
 typedef struct gpu_record gpu_record;
 typedef struct gpu_routing gpu_routing;
+typedef struct gpu_flex_maps gpu_flex_maps;
 typedef struct gpu_staging gpu_staging;
 
 struct epo_event {
@@ -111,6 +113,7 @@ struct epo_backend {
     gpu_watch *watch;
     gpu_record *record;
     gpu_routing *routing; /* made by the first routing */
+    gpu_flex_maps *flex;  /* by the first one for flex */
     gpu_pairs *pairs;     /* NULL with one_sided */
     char *pairs_word;     /* bytes that say "this rank came here" */
     epo_window *windows;
@@ -287,6 +290,16 @@ epo_status gpu_route_send(epo_queue *q, const epo_routes *routes, const uint64_t
 epo_status gpu_route_pad(epo_queue *q, const uint64_t *first, const uint64_t *count, int experts,
                          uint64_t rows, int32_t *index, const epo_deps *deps);
 void gpu_routing_close(epo_backend *be);
+
+/* ---- flex.c ---- */
+/* The routing that routing.c is counting, `copy` what it keeps, by chunks; gpu_flex_counted
+ * when the counts are there. */
+epo_status gpu_flex_count_chunks(epo_queue *q, const epo_routes *r, int32_t *copy);
+void gpu_flex_counted(const epo_backend *be, const epo_routes *r, uint32_t *chunk_rows);
+epo_status gpu_flex_send_maps(epo_queue *q, const epo_routes *r, const epo_flex_send *out,
+                              const epo_deps *deps);
+epo_status gpu_flex_receive_maps(epo_queue *q, const epo_flex_receive *in, const epo_deps *deps);
+void gpu_flex_close(epo_backend *be);
 
 /* ---- record.c ---- */
 epo_status gpu_record_start(epo_backend *be, uint64_t capacity);

@@ -125,6 +125,10 @@ epo_status gpu_route_count(epo_queue *q, const epo_routes *r, epo_route_counts *
     GPU_TRY(be, "routing",
             gpu_kernel_route_count(q->stream, r, &g->scratch, rows, rows + r->experts_all,
                                    (unsigned long long *)(void *)(g->host_dev + 1)));
+    if (r->chunks > 0)
+        status = gpu_flex_count_chunks(q, r, g->scratch.copy);
+    if (status != EPO_OK)
+        return status;
     g->counted++;
     status = gpu_word_write(q, (uint64_t)(uintptr_t)g->host_dev, g->host, g->counted, "routing");
     if (status == EPO_OK)
@@ -135,6 +139,8 @@ epo_status gpu_route_count(epo_queue *q, const epo_routes *r, epo_route_counts *
     const uint64_t slots = (uint64_t)r->tokens * (uint64_t)r->top_k;
     memcpy(out->expert_rows, counted, (size_t)r->experts_all * sizeof *counted);
     memcpy(out->rank_rows, counted + r->experts_all, (size_t)r->ranks * sizeof *counted);
+    if (r->chunks > 0)
+        gpu_flex_counted(be, r, out->chunk_rows);
     out->bad = g->host[1] < slots ? g->host[1] : slots;
     out->bad_value = 0;
     out->dropped = g->host[2];
