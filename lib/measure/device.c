@@ -45,7 +45,7 @@ static epo_status open_gpu(const measure_driver *cu, int index, measure_device *
     d->gpu = true;
     TRY(cu->CtxSetCurrent(d->context));
     TRY(cu->StreamCreate(&d->stream, STREAM_NON_BLOCKING));
-    return EPO_OK;
+    return measure_device_alloc(d, MEASURE_STAGING, &d->staging);
 }
 
 epo_status measure_device_open(epo_engine_kind engine, int index, measure_device *out) {
@@ -77,13 +77,14 @@ void measure_device_close(measure_device *d) {
     int device;
     if (cu == NULL)
         return;
+    measure_device_free(d, d->staging);
     if (d->stream != NULL)
         (void)cu->StreamDestroy(d->stream);
     (void)cu->CtxSetCurrent(NULL);
     if (cu->DeviceGet(&device, d->number) == 0)
         (void)cu->DevicePrimaryCtxRelease(device);
     d->gpu = false;
-    d->stream = d->context = NULL;
+    d->stream = d->context = d->staging = NULL;
 }
 
 int measure_local_rank(void) {

@@ -20,7 +20,10 @@ typedef struct measure_device {
     char name[96];     /* "NVIDIA H200", "host" */
     epo_stream stream; /* for the library's calls; NULL on the host */
     void *context;
+    void *staging; /* MEASURE_STAGING bytes of the GPU, for measure_sum; NULL on the host */
 } measure_device;
+
+#define MEASURE_STAGING ((size_t)1 << 20)
 
 /* HOST: ordinary memory.  CUDA: GPU `index` modulo those visible, made current for
  * this thread before the group is.  AUTO: a GPU if there is one, which
@@ -31,7 +34,9 @@ void measure_device_close(measure_device *d);
 /* This rank's number on its node, by its launcher's variables; -1: they do not say. */
 int measure_local_rank(void);
 
-/* Zeroed; the error line has need and have.  At least one byte. */
+/* Zeroed; the error line has need and have.  At least one byte.  Where ranks are threads
+ * of one process, no GPU may wait for a peer meanwhile: the driver may hold this call
+ * until that GPU is idle. */
 epo_status measure_device_alloc(measure_device *d, uint64_t bytes, void **out);
 void measure_device_free(measure_device *d, void *memory);
 /* From and to ordinary memory; complete on return. */

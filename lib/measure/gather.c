@@ -10,19 +10,22 @@ static epo_status passed(epo_status status) {
     return status == EPO_OK ? EPO_OK : epo_fail(status, "%s", epo_error());
 }
 
+/* In pieces of memory that was there before: a GPU that waits for this rank's part
+ * could keep this rank from getting more. */
 epo_status measure_sum(epo_group *group, measure_device *d, float *data, size_t count) {
-    void *there = NULL;
+    epo_status status = EPO_OK;
     if (!d->gpu)
         return passed(epo_group_allreduce(group, data, count, NULL));
-    const size_t bytes = count * sizeof *data;
-    epo_status status = measure_device_alloc(d, bytes, &there);
-    if (status == EPO_OK)
-        status = measure_device_put(d, there, data, bytes);
-    if (status == EPO_OK)
-        status = passed(epo_group_allreduce(group, there, count, d->stream));
-    if (status == EPO_OK)
-        status = measure_device_get(d, data, there, bytes);
-    measure_device_free(d, there);
+    for (size_t done = 0; done < count && status == EPO_OK;) {
+        const size_t room = MEASURE_STAGING / sizeof *data;
+        const size_t some = count - done < room ? count - done : room;
+        status = measure_device_put(d, d->staging, data + done, some * sizeof *data);
+        if (status == EPO_OK)
+            status = passed(epo_group_allreduce(group, d->staging, some, d->stream));
+        if (status == EPO_OK)
+            status = measure_device_get(d, data + done, d->staging, some * sizeof *data);
+        done += some;
+    }
     return status;
 }
 

@@ -302,7 +302,8 @@ static epo_status flops(bench_rank *b) {
     return status;
 }
 
-/* Rank 0 alone copies, while the others wait in the sum: no other traffic. */
+/* Rank 0 alone copies, while the others wait on the CPU: no other traffic, and no GPU
+ * that waits for rank 0 while it asks for memory. */
 static epo_status wire(bench_rank *b, const epo_group_info *info) {
     const int ranks = b->ranks;
     float *rows = calloc((size_t)ranks * (size_t)ranks + 1, sizeof *rows);
@@ -311,6 +312,8 @@ static epo_status wire(bench_rank *b, const epo_group_info *info) {
         rows == NULL ? epo_fail(EPO_E_NOMEM, "no memory for %d ranks", ranks) : line_up(b);
     if (status == EPO_OK && b->rank == 0 && ranks > 1 && !(gbs > 0))
         status = measure_copy_rate(&b->device, b->device.number + 1, &gbs);
+    if (status == EPO_OK)
+        status = line_up(b);
     if (status == EPO_OK) {
         measure_rows_to(b->chosen, b->o->tokens, b->o->top_k, b->local, b->rank,
                         rows + (size_t)b->rank * (size_t)ranks);

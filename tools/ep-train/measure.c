@@ -178,8 +178,13 @@ static epo_status link_floor(train *t, measured *out) {
     double sum = 0, rate = info->link_gbs;
     if (rows == NULL)
         return epo_fail(EPO_E_NOMEM, "no memory for %d x %d counts", ranks, ranks);
-    if (!(rate > 0))
+    /* GPUs: one rank's copies at a time, and nothing else on the links */
+    const bool mine = !t->world->device.gpu || info->rank == 0;
+    status = moe_world_barrier(t->world);
+    if (status == EPO_OK && mine && !(rate > 0))
         status = measure_copy_rate(&t->world->device, t->world->device.number + 1, &rate);
+    if (status == EPO_OK)
+        status = moe_world_barrier(t->world);
     for (int l = 0; status == EPO_OK && l < t->opt->layers; l++) {
         memset(rows, 0, (size_t)ranks * (size_t)ranks * sizeof *rows);
         measure_rows_to(t->model->layer[l].chosen, t->block[l]->tokens, t->opt->top_k,
