@@ -92,6 +92,7 @@ typedef struct epo_backend_info {
     uint64_t chunk_bytes; /* of rows: smaller chunks do not pay; 0: any do */
     bool one_sided;       /* exchange writes peers' windows; else two-sided */
     bool fused;           /* gemm takes an activation */
+    bool parts;           /* exchange takes several parts */
     uint32_t types;       /* bit 1 << epo_dtype for each type served; 0: fp32 and bf16 */
 } epo_backend_info;
 
@@ -124,6 +125,13 @@ typedef struct epo_exchange {
      * also those that get no bytes, this rank included. */
     uint64_t flag_offset;
     uint64_t epoch;
+    bool alone; /* a hint: the device has nothing else to do meanwhile */
+    /* Where info->parts: several exchanges in one, in this order.  Part i sends the
+     * segments from part_first[i] - part_first[0] on and tells of it at flag_offset +
+     * i * flag_step.  0 and 1: all is one part. */
+    int parts;
+    const int *part_first; /* [parts + 1] */
+    uint64_t flag_step;
 } epo_exchange;
 
 typedef enum epo_gemm_kind {

@@ -192,6 +192,7 @@ epo_status moe_layer_backward(epo_layer *layer, epo_saved *saved, const void *dy
     moe_wgrad *w = moe_backward_memory(&p, layer, saved, &out, &dweight);
     if (w == NULL)
         return moe_pass_end(&p);
+    p.tail = !g->overlap || g->delay_wgrad || layer->config.dw1 == NULL;
     moe_pass_dispatch(&p, dy);
     if (p.status == EPO_OK)
         p.status = moe_wgrad_issue_delayed(g);

@@ -308,6 +308,7 @@ typedef struct moe_pass {
     epo_status status;
     moe_block back, back_weight; /* flex: what goes back */
     bool keeps;                  /* in place: copies were issued */
+    bool tail;                   /* nothing runs beside the last chunk's way back */
 } moe_pass;
 
 void moe_pass_begin(moe_pass *p, epo_plan *plan, int chunks, epo_stream stream);

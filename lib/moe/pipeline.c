@@ -30,7 +30,11 @@ void moe_pass_begin(moe_pass *p, epo_plan *plan, int chunks, epo_stream stream) 
                     .buffer = plan->buffer,
                     .stream = stream,
                     .chunks = chunks,
+<<<<<<< HEAD
                     .done = g->done};
+=======
+                    .tail = true};
+>>>>>>> 2daa178 (Rows go out in one launch for all chunks behind the first, which raises their flags itself)
     epo_queue *queues[4] = {g->compute, g->comm};
     int count = 2;
     if (g->keep != NULL)
@@ -91,8 +95,10 @@ static void load(epo_segment *out, const moe_piece *piece, const void *src, uint
     };
 }
 
-static epo_exchange load_lane(const moe_pass *p, moe_lane *lane, int chunk, const cargo *c) {
-    int from = plan_chunk(p, chunk), to = plan_chunk(p, chunk + 1);
+/* Of the pass's chunks [chunk, end). */
+static epo_exchange load_lane(const moe_pass *p, moe_lane *lane, int chunk, int end,
+                              const cargo *c) {
+    int from = plan_chunk(p, chunk), to = plan_chunk(p, end);
     int s0 = lane->send_first[from], s1 = lane->send_first[to];
     int r0 = lane->recv_first[from], r1 = lane->recv_first[to];
     epo_segment *send = lane->segments + 2 * (size_t)s0;
@@ -132,8 +138,29 @@ static void give_credit(moe_pass *p, const moe_slot *slot, epo_event *event, epo
         p->status = g->ops->exchange(g->comm, &x, &deps);
 }
 
+/* Chunks [i, end) in one exchange. */
+static void dispatch_chunks(moe_pass *p, const cargo *c, int i, int end) {
+    epo_group *g = p->group;
+    moe_slot *slot = &p->buffer->dispatch;
+    epo_exchange x = load_lane(p, &p->plan->dispatch, i, end, c);
+    epo_deps deps = moe_deps("dispatch", EPO_INTERVAL_COMM, i);
+    x.flag_offset = arrive_flag(p, slot, i);
+    x.epoch = slot->use;
+    x.alone = i == 0;
+    x.parts = end - i;
+    x.part_first = p->plan->dispatch.send_first + plan_chunk(p, i);
+    x.flag_step = arrive_flag(p, slot, 1) - arrive_flag(p, slot, 0);
+    if (i == 0)
+        moe_deps_wait(&deps,
+                      moe_buffer_flag(p->buffer, slot->credit, slot->use - 1, "dispatch slot", -1));
+    deps.signal = end == p->chunks ? g->sent : NULL;
+    moe_stats_exchange(g, MOE_BYTES_DISPATCH, x.send, x.nsend);
+    p->status = g->ops->exchange(g->comm, &x, &deps);
+}
+
 void moe_pass_dispatch(moe_pass *p, const void *src) {
     epo_group *g = p->group;
+    const bool parts = g->ops->info(g->be)->parts;
     moe_slot *slot = &p->buffer->dispatch;
     cargo c = {.rows = src, .row_bytes = p->buffer->row_bytes, .to = slot->rows};
     if (p->status != EPO_OK)
@@ -141,17 +168,11 @@ void moe_pass_dispatch(moe_pass *p, const void *src) {
     slot->use++;
     if (p->plan->back == NULL) /* flex sends no padding */
         g->stats.padding_bytes += p->plan->padding.out * p->buffer->row_bytes;
-    for (int i = 0; i < p->chunks && p->status == EPO_OK; i++) {
-        epo_exchange x = load_lane(p, &p->plan->dispatch, i, &c);
-        epo_deps deps = moe_deps("dispatch", EPO_INTERVAL_COMM, i);
-        x.flag_offset = arrive_flag(p, slot, i);
-        x.epoch = slot->use;
-        if (i == 0)
-            moe_deps_wait(&deps, moe_buffer_flag(p->buffer, slot->credit, slot->use - 1,
-                                                 "dispatch slot", -1));
-        deps.signal = i == p->chunks - 1 ? g->sent : NULL;
-        moe_stats_exchange(g, MOE_BYTES_DISPATCH, x.send, x.nsend);
-        p->status = g->ops->exchange(g->comm, &x, &deps);
+    /* The first chunk by itself: nothing else can run before it is there. */
+    for (int i = 0; i < p->chunks && p->status == EPO_OK;) {
+        int end = i == 0 || !parts ? i + 1 : p->chunks;
+        dispatch_chunks(p, &c, i, end);
+        i = end;
     }
 }
 
@@ -271,7 +292,7 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
                                            : (const void *)row_weight,
                .extra_bytes = (flex ? k : 1) * sizeof(float),
                .extra_to = slot->extra};
-    epo_exchange x = load_lane(p, &p->plan->combine, chunk, &c);
+    epo_exchange x = load_lane(p, &p->plan->combine, chunk, chunk + 1, &c);
     epo_deps deps = moe_deps("combine", EPO_INTERVAL_COMM, chunk);
     moe_deps_wait(&deps, epo_ready_event(g->rows));
     if (!g->overlap)
@@ -283,6 +304,7 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
     }
     x.flag_offset = arrive_flag(p, slot, chunk);
     x.epoch = slot->use;
+    x.alone = p->tail && chunk == p->chunks - 1;
     deps.signal = chunk == p->chunks - 1 ? g->sent : NULL;
     moe_stats_exchange(g, MOE_BYTES_COMBINE, x.send, x.nsend);
     p->status = g->ops->exchange(g->comm, &x, &deps);

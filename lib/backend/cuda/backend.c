@@ -3,7 +3,6 @@
  * backend.c - opening, closing, and the table of operations.
  */
 #include "backend/cuda/gpu.h"
-#include "backend/cuda/kernels.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -194,6 +193,7 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
         .chunk_bytes = CHUNK_BYTES,
         .one_sided = be->one_sided,
         .fused = true,
+        .parts = be->one_sided,
         .types = 1U << EPO_F32 | 1U << EPO_BF16 | 1U << EPO_F16,
     };
     *out = be;

@@ -9,16 +9,15 @@
  * peers.  The flags follow the bytes.
  */
 #include "backend/cuda/gpu.h"
-#include "backend/cuda/kernels.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Blocks of the kernel that stores rows: a few fill a link and are what GEMMs can
- * spare; a pass's first exchange has the GPU to itself. */
+/* Blocks of the kernel that stores rows: a few fill a link and are what GEMMs can spare;
+ * more where the GPU has nothing else to do. */
 #define PUSH_BLOCKS 16
-#define PUSH_BLOCKS_FIRST 64
+#define PUSH_BLOCKS_ALONE 64
 
 static uint64_t segment_bytes(const epo_segment *s) { return s->rows * s->row_bytes; }
 static uint64_t segment_room(const epo_segment *s) { return (segment_bytes(s) + 15) / 16 * 16; }
@@ -55,7 +54,7 @@ typedef struct table {
 static epo_status table_flush(table *t) {
     if (t->count > 0)
         GPU_TRY(t->q->be, t->phase,
-                gpu_kernel_segments(t->stream, t->blocks, t->piece, t->count, t->row_bytes));
+                gpu_kernel_segments(t->stream, t->blocks, t->piece, t->count, t->row_bytes, NULL));
     t->count = 0;
     return EPO_OK;
 }
@@ -156,16 +155,50 @@ static bool by_kernel(const epo_queue *q, const epo_exchange *x) {
             gathered = gathered || x->send[i].index != NULL;
             pieces++;
         }
-    return q->kind != EPO_QUEUE_COMM || (gathered && !q->be->pack) ||
+    return q->kind != EPO_QUEUE_COMM || ((gathered || x->alone) && !q->be->pack) ||
            bytes < pieces * q->be->small_piece;
 }
 
+/* Can one launch store all of it, and tell of each part? */
+static bool one_launch(const epo_exchange *x) {
+    for (int i = 1; i < x->nsend; i++)
+        if (x->send[i].row_bytes != x->send[0].row_bytes)
+            return false;
+    return x->nsend > 0 && x->nsend <= GPU_SEGMENTS && x->parts <= GPU_PARTS;
+}
+
+/* The kernel raises the flags itself, part by part. */
+static epo_status push_once(epo_queue *q, const epo_exchange *x, const char *phase) {
+    table t = {.row_bytes = x->send[0].row_bytes};
+    gpu_raise raise;
+    uint32_t rows = 0;
+    int part = 0;
+    epo_status status = gpu_flag_raise(q, x, phase, &raise);
+    for (int i = 0; i < x->nsend && status == EPO_OK; i++) {
+        const epo_segment *s = &x->send[i];
+        for (; part < raise.parts - 1 && i == x->part_first[part + 1] - x->part_first[0]; part++)
+            raise.part[part].end = rows;
+        if (s->rows > 0)
+            t.piece[t.count++] =
+                (gpu_segment){x->window->peer[s->peer] + s->dst_offset, s->src, s->index, s->rows};
+        rows += (uint32_t)s->rows;
+    }
+    if (status != EPO_OK)
+        return status;
+    for (; part < raise.parts; part++)
+        raise.part[part].end = rows;
+    GPU_TRY(q->be, phase,
+            gpu_kernel_segments(q->stream, x->alone ? PUSH_BLOCKS_ALONE : PUSH_BLOCKS, t.piece,
+                                t.count, t.row_bytes, &raise));
+    return EPO_OK;
+}
+
 /* Everything straight to its place, by stores. */
-static epo_status push(epo_queue *q, const epo_exchange *x, const char *phase, bool first) {
+static epo_status push(epo_queue *q, const epo_exchange *x, const char *phase) {
     table t = {.q = q,
                .stream = q->stream,
                .phase = phase,
-               .blocks = first ? PUSH_BLOCKS_FIRST : PUSH_BLOCKS};
+               .blocks = x->alone ? PUSH_BLOCKS_ALONE : PUSH_BLOCKS};
     epo_status status = EPO_OK;
     for (int i = 0; i < x->nsend && status == EPO_OK; i++) {
         const epo_segment *s = &x->send[i];
@@ -285,24 +318,40 @@ static epo_status pairs(epo_queue *q, const epo_exchange *x, const epo_deps *dep
     return status;
 }
 
+/* One part, between gpu_op_begin and gpu_op_end. */
+static epo_status exchange_part(epo_queue *q, const epo_exchange *x, const epo_deps *deps,
+                                bool stale) {
+    if (q->be->one_sided && x->nsend == 0)
+        return gpu_flag_write(q, q->stream, x->window, GPU_FLAG_ALL, x->flag_offset, x->epoch,
+                              deps->name);
+    if (q->be->one_sided && by_kernel(q, x))
+        return one_launch(x) ? push_once(q, x, deps->name) : push(q, x, deps->name);
+    const char **from = calloc((size_t)x->nsend + 1, sizeof *from);
+    if (from == NULL)
+        return epo_fail(EPO_E_NOMEM, "rank %d: no memory for %d segments", q->be->rank, x->nsend);
+    epo_status status = q->be->one_sided ? copy(q, x, deps, stale, from) : pairs(q, x, deps, from);
+    q->stale = false; /* what follows without waits need not join again */
+    free(from);
+    return status;
+}
+
 epo_status gpu_exchange(epo_queue *q, const epo_exchange *x, const epo_deps *deps) {
-    const bool stale = q->stale || deps->nwait > 0;
+    bool stale = q->stale || deps->nwait > 0;
     epo_status status = exchange_check(q, x, deps->name);
     if (status != EPO_OK || !gpu_op_begin(q, deps, &status))
         return status;
-    if (q->be->one_sided && by_kernel(q, x)) {
-        status = push(q, x, deps->name, deps->chunk <= 0);
-    } else if (q->be->one_sided && x->nsend == 0) {
-        status = gpu_flag_write(q, q->stream, x->window, GPU_FLAG_ALL, x->flag_offset, x->epoch,
-                                deps->name);
-    } else {
-        const char **from = calloc((size_t)x->nsend + 1, sizeof *from);
-        if (from == NULL)
-            return epo_fail(EPO_E_NOMEM, "rank %d: no memory for %d segments", q->be->rank,
-                            x->nsend);
-        status = q->be->one_sided ? copy(q, x, deps, stale, from) : pairs(q, x, deps, from);
-        q->stale = false; /* what follows without waits need not join again */
-        free(from);
+    if (x->parts <= 1 || (by_kernel(q, x) && one_launch(x))) {
+        status = exchange_part(q, x, deps, stale);
+        return status == EPO_OK ? gpu_op_end(q, deps) : status;
+    }
+    for (int i = 0; i < x->parts && status == EPO_OK; i++) {
+        epo_exchange part = *x;
+        part.send = x->send + (x->part_first[i] - x->part_first[0]);
+        part.nsend = x->part_first[i + 1] - x->part_first[i];
+        part.flag_offset = x->flag_offset + (uint64_t)i * x->flag_step;
+        part.parts = 0;
+        status = exchange_part(q, &part, deps, stale);
+        stale = q->stale;
     }
     return status == EPO_OK ? gpu_op_end(q, deps) : status;
 }

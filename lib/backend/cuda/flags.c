@@ -155,6 +155,32 @@ epo_status gpu_flag_write(epo_queue *q, cudaStream_t stream, epo_window *w, gpu_
     return status;
 }
 
+epo_status gpu_flag_raise(epo_queue *q, const epo_exchange *x, const char *phase, gpu_raise *out) {
+    epo_backend *be = q->be;
+    epo_window *w = x->window;
+    if (q->stored == NULL) {
+        void *ptr = NULL;
+        epo_status status = gpu_alloc(be, GPU_PARTS * sizeof *q->stored, &ptr);
+        if (status != EPO_OK)
+            return status;
+        q->stored = ptr;
+        GPU_TRY(be, phase, cudaMemsetAsync(ptr, 0, GPU_PARTS * sizeof *q->stored, q->stream));
+    }
+    *out = (gpu_raise){.words = (uint64_t *)(void *)w->words_dev,
+                       .rank_step = flag_word(w, 0, 1, 0),
+                       .epoch = x->epoch,
+                       .stored = q->stored,
+                       .ranks = be->ranks,
+                       .parts = x->parts > 1 ? x->parts : 1};
+    for (int i = 0; i < out->parts; i++) {
+        const unsigned flag = flag_find(w, x->flag_offset + (uint64_t)i * x->flag_step);
+        if (flag == GPU_FLAGS)
+            return flag_full(be, phase);
+        out->part[i].word = (uint32_t)flag_word(w, flag, 0, be->rank);
+    }
+    return EPO_OK;
+}
+
 typedef struct host_word {
     uint64_t *word, value;
 } host_word;

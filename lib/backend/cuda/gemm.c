@@ -7,7 +7,6 @@
 #include "backend/cuda/gpu.h"
 
 #include "backend/cuda/gemm/grouped_gemm.h"
-#include "backend/cuda/kernels.h"
 
 #include <inttypes.h>
 #include <stdio.h>

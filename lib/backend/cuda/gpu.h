@@ -34,6 +34,7 @@
 #include <stdatomic.h>
 
 #include "backend/backend.h"
+#include "backend/cuda/kernels.h"
 #include "core/status.h"
 
 /* Waits compare as signed differences, so the poison must stay 2^62 at most above
@@ -68,6 +69,7 @@ struct epo_queue {
     uint64_t record_at; /* interval being recorded; UINT64_MAX: none */
     void *workspace;    /* of grouped GEMMs */
     uint64_t workspace_bytes;
+    uint32_t *stored; /* of gpu_raise; made by the first exchange */
     gpu_staging *staging;
     bool stale; /* the staging stream must join the queue again */
 };
@@ -210,6 +212,9 @@ typedef enum gpu_flag_to {
 } gpu_flag_to;
 epo_status gpu_flag_write(epo_queue *q, cudaStream_t stream, epo_window *w, gpu_flag_to to,
                           uint64_t flag_offset, uint64_t epoch, const char *phase);
+
+/* The same for a kernel of the queue that raises the exchange's flags to all itself. */
+epo_status gpu_flag_raise(epo_queue *q, const epo_exchange *x, const char *phase, gpu_raise *out);
 
 /* One word of mapped host memory, in queue order. */
 epo_status gpu_word_write(epo_queue *q, uint64_t device, uint64_t *host, uint64_t value,

@@ -85,23 +85,43 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
-struct Segments {
-    gpu_segment s[GPU_SEGMENTS];
-    uint32_t before[GPU_SEGMENTS + 1]; /* rows of the segments before each */
+template <int N> struct Segments {
+    gpu_raise raise;
+    gpu_segment s[N];
+    uint32_t before[N + 1]; /* rows of the segments before each */
     int count;
 };
 
 constexpr int kPushThreads = 1024;
 
+/* This warp has stored its rows of the part.  The last one's fence stands behind all the
+ * others', so whoever sees the words sees the rows. */
+__device__ __forceinline__ void part_stored(const gpu_raise &r, int part, int lane) {
+    __threadfence_system();
+    __syncwarp();
+    if (lane != 0)
+        return;
+    const uint32_t warps = gridDim.x * (kPushThreads / kWarp);
+    if (atomicAdd(&r.stored[part], 1u) != warps - 1)
+        return;
+    r.stored[part] = 0;
+    __threadfence_system();
+    for (int d = 0; d < r.ranks; d++)
+        *(volatile uint64_t *)&r.words[d * r.rank_step + r.part[part].word] = r.epoch;
+}
+
 /* One warp per row.  Few, large blocks: rows may be on their way while GEMMs want the
  * other SMs, and a few SMs fill a link. */
-template <typename V>
+template <typename V, int N>
 __global__ void __launch_bounds__(kPushThreads, 1)
-    copy_segments(const __grid_constant__ Segments table, uint32_t row_bytes) {
+    copy_segments(const __grid_constant__ Segments<N> table, uint32_t row_bytes) {
     const int lane = threadIdx.x % kWarp;
     const uint32_t units = row_bytes / sizeof(V), all = table.before[table.count];
     uint32_t row = blockIdx.x * (kPushThreads / kWarp) + threadIdx.x / kWarp;
+    int part = 0;
     for (; row < all; row += gridDim.x * (kPushThreads / kWarp)) {
+        for (; part < table.raise.parts && row >= table.raise.part[part].end; part++)
+            part_stored(table.raise, part, lane);
         int low = 0, high = table.count - 1; /* the last segment that begins at or before */
         while (low < high) {
             const int middle = (low + high + 1) / 2;
@@ -119,6 +139,8 @@ __global__ void __launch_bounds__(kPushThreads, 1)
         else
             row_zero<V>(seg.dst + at * row_bytes, units, lane);
     }
+    for (; part < table.raise.parts; part++)
+        part_stored(table.raise, part, lane);
 }
 
 /* ---- reduce ---- */
@@ -312,6 +334,39 @@ template <typename T> void swiglu_launch(cudaStream_t stream, const epo_swiglu *
         swiglu_run<T, 1>(stream, s);
 }
 
+template <int N>
+cudaError_t segments_launch(cudaStream_t stream, int blocks, const gpu_segment *segments, int count,
+                            uint32_t row_bytes, const gpu_raise *raise) {
+    static_assert(sizeof(Segments<N>) < 32000, "a launch's arguments");
+    Segments<N> table;
+    bool by16 = row_bytes % 16 == 0, by4 = row_bytes % 4 == 0;
+    table.raise.parts = 0;
+    if (raise != nullptr)
+        table.raise = *raise;
+    table.count = count;
+    table.before[0] = 0;
+    for (int i = 0; i < count; i++) {
+        const gpu_segment &s = segments[i];
+        table.s[i] = s;
+        table.before[i + 1] = table.before[i] + (uint32_t)s.rows;
+        by16 = by16 && aligned(s.dst, 16) && aligned(s.src, 16);
+        by4 = by4 && aligned(s.dst, 4) && aligned(s.src, 4);
+    }
+    const uint32_t rows = table.before[count];
+    const uint32_t need = (rows + kPushThreads / kWarp - 1) / (kPushThreads / kWarp);
+    unsigned grid = need < (uint32_t)blocks ? need : (unsigned)blocks;
+    if ((rows == 0 || row_bytes == 0) && raise == nullptr)
+        return cudaSuccess;
+    grid = grid > 0 ? grid : 1;
+    if (by16)
+        copy_segments<uint4, N><<<grid, kPushThreads, 0, stream>>>(table, row_bytes);
+    else if (by4)
+        copy_segments<uint32_t, N><<<grid, kPushThreads, 0, stream>>>(table, row_bytes);
+    else
+        copy_segments<uint8_t, N><<<grid, kPushThreads, 0, stream>>>(table, row_bytes);
+    return cudaGetLastError();
+}
+
 } // namespace
 
 extern "C" cudaError_t gpu_kernel_gather(cudaStream_t stream, int sms, const epo_rows_gather *g) {
@@ -328,35 +383,18 @@ extern "C" cudaError_t gpu_kernel_gather(cudaStream_t stream, int sms, const epo
 
 extern "C" cudaError_t gpu_kernel_segments(cudaStream_t stream, int blocks,
                                            const gpu_segment *segments, int count,
-                                           uint32_t row_bytes) {
-    for (int first = 0; first < count; first += GPU_SEGMENTS) {
-        Segments table;
-        bool by16 = row_bytes % 16 == 0, by4 = row_bytes % 4 == 0;
-        table.count = count - first < GPU_SEGMENTS ? count - first : GPU_SEGMENTS;
-        table.before[0] = 0;
-        for (int i = 0; i < table.count; i++) {
-            const gpu_segment &s = segments[first + i];
-            table.s[i] = s;
-            table.before[i + 1] = table.before[i] + (uint32_t)s.rows;
-            by16 = by16 && aligned(s.dst, 16) && aligned(s.src, 16);
-            by4 = by4 && aligned(s.dst, 4) && aligned(s.src, 4);
-        }
-        const uint32_t rows = table.before[table.count];
-        const uint32_t need = (rows + kPushThreads / kWarp - 1) / (kPushThreads / kWarp);
-        const unsigned grid = need < (uint32_t)blocks ? need : (unsigned)blocks;
-        if (rows == 0 || row_bytes == 0)
-            continue;
-        if (by16)
-            copy_segments<uint4><<<grid, kPushThreads, 0, stream>>>(table, row_bytes);
-        else if (by4)
-            copy_segments<uint32_t><<<grid, kPushThreads, 0, stream>>>(table, row_bytes);
-        else
-            copy_segments<uint8_t><<<grid, kPushThreads, 0, stream>>>(table, row_bytes);
-        cudaError_t error = cudaGetLastError();
-        if (error != cudaSuccess)
-            return error;
+                                           uint32_t row_bytes, const gpu_raise *raise) {
+    if (raise != nullptr && count > GPU_SEGMENTS)
+        return cudaErrorInvalidValue;
+    if (count <= GPU_SEGMENTS_FEW)
+        return segments_launch<GPU_SEGMENTS_FEW>(stream, blocks, segments, count, row_bytes, raise);
+    cudaError_t error = cudaSuccess;
+    for (int first = 0; first < count && error == cudaSuccess; first += GPU_SEGMENTS) {
+        const int more = count - first < GPU_SEGMENTS ? count - first : GPU_SEGMENTS;
+        error =
+            segments_launch<GPU_SEGMENTS>(stream, blocks, segments + first, more, row_bytes, raise);
     }
-    return cudaSuccess;
+    return error;
 }
 
 extern "C" cudaError_t gpu_kernel_reduce(cudaStream_t stream, int sms, const epo_rows_reduce *r) {

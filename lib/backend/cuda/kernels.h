@@ -14,7 +14,10 @@
 extern "C" {
 #endif
 
-#define GPU_SEGMENTS 96 /* per launch; with their rows below 4 KiB of arguments */
+/* Per launch; the few with their rows stay below 4 KiB of arguments, the many below the
+ * 32 KiB that a launch can have. */
+#define GPU_SEGMENTS_FEW 96
+#define GPU_SEGMENTS 640
 
 /* Rows of one piece: dst[i] = src[index ? index[i] : i]. */
 typedef struct gpu_segment {
@@ -24,10 +27,25 @@ typedef struct gpu_segment {
     uint64_t rows;
 } gpu_segment;
 
+/* What the kernel tells when a part's rows are stored: the last warp sets this rank's
+ * word at every rank.  Word of rank d: words[d * rank_step + part[i].word]. */
+#define GPU_PARTS 16
+typedef struct gpu_raise {
+    uint64_t *words;
+    uint64_t rank_step, epoch;
+    uint32_t *stored; /* [GPU_PARTS] warps that are through, 0 before and after */
+    int ranks, parts;
+    struct {
+        uint32_t end; /* the row of the table behind the part's last */
+        uint32_t word;
+    } part[GPU_PARTS];
+} gpu_raise;
+
 cudaError_t gpu_kernel_gather(cudaStream_t stream, int sms, const epo_rows_gather *g);
-/* By `blocks` blocks of 1024 threads at most. */
+/* By `blocks` blocks of 1024 threads at most.  raise: NULL, or what to tell; its parts
+ * need one launch, so at most GPU_SEGMENTS. */
 cudaError_t gpu_kernel_segments(cudaStream_t stream, int blocks, const gpu_segment *segments,
-                                int count, uint32_t row_bytes);
+                                int count, uint32_t row_bytes, const gpu_raise *raise);
 cudaError_t gpu_kernel_reduce(cudaStream_t stream, int sms, const epo_rows_reduce *r);
 cudaError_t gpu_kernel_swiglu(cudaStream_t stream, const epo_swiglu *s);
 /* dst[i] = slot 0 [i] + slot 1 [i] + ..., slots `stride` floats apart. */

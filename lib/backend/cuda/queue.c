@@ -56,6 +56,7 @@ void gpu_queue_destroy(epo_backend *be, epo_queue *q) {
     gpu_staging_free(q);
     gpu_blas_destroy(q->blas);
     gpu_workspace_free(q);
+    gpu_free(be, q->stored, q->stored != NULL ? GPU_PARTS * sizeof *q->stored : 0);
     (void)cudaEventDestroy(q->enter);
     (void)cudaStreamDestroy(q->stream);
     be->queues[q->slot] = NULL;

@@ -4,7 +4,6 @@
  * them up itself, so the bits are the same everywhere and in every run.
  */
 #include "backend/cuda/gpu.h"
-#include "backend/cuda/kernels.h"
 
 #include <stdlib.h>
 
