@@ -154,8 +154,9 @@ static epo_status state_open(job *j, state *s) {
     eg.config.delay_wgrad = j->arm->delay;
     eg.config.dispatcher = j->dispatcher;
     eg.config.chunks = j->arm->chunks;
-    eg.config.timeout_s = 20;
-    eg.config.warn_s = 10;
+    const char *limit = getenv("LAYER_TIMEOUT_S"); /* tools that make everything slow */
+    eg.config.timeout_s = limit != NULL ? strtod(limit, NULL) : 20;
+    eg.config.warn_s = eg.config.timeout_s / 2;
     epo_buffer_config bc = EPO_BUFFER_CONFIG_INIT;
     bc.experts = c->experts;
     bc.hidden = c->hidden;

@@ -79,16 +79,18 @@ static epo_status waits_choose(epo_backend *be) {
                         ? GPU_WAIT_HOST
                         : GPU_WAIT_STREAM;
     const char *wish = getenv("EP_OVERLAP_CUDA_WAIT");
-    if (wish != NULL && strcmp(wish, "host") == 0)
+    if (wish != NULL && (strcmp(wish, "host") == 0 || strcmp(wish, "cpu") == 0)) {
         be->wait_mode = GPU_WAIT_HOST;
-    else if (wish != NULL && strcmp(wish, "stream") == 0 && be->stream_ops)
+        be->stream_ops = be->stream_ops && strcmp(wish, "cpu") != 0;
+    } else if (wish != NULL && strcmp(wish, "stream") == 0 && be->stream_ops)
         be->wait_mode = GPU_WAIT_STREAM;
     else if (wish != NULL && strcmp(wish, "stream") == 0)
         return epo_fail(EPO_E_UNSUPPORTED,
                         "EP_OVERLAP_CUDA_WAIT=stream: GPU %d has no stream memory operations",
                         be->device);
     else if (wish != NULL && wish[0] != '\0')
-        return epo_fail(EPO_E_ARG, "EP_OVERLAP_CUDA_WAIT: found '%s', allowed host, stream", wish);
+        return epo_fail(EPO_E_ARG, "EP_OVERLAP_CUDA_WAIT: found '%s', allowed cpu, host, stream",
+                        wish);
     return EPO_OK;
 }
 
