@@ -53,6 +53,13 @@ check_hardening() {
     grep -qE '\(BIND_NOW\)|Flags:.*NOW' <<<"$dynamic" || complain "not linked with -z now"
     ! grep -qE '\(TEXTREL\)|TEXTREL' <<<"$dynamic" || complain "has text relocations"
     ! grep -qE '\((RPATH|RUNPATH)\)' <<<"$dynamic" || complain "has a RPATH"
+    # Marks of the whole file (IBT, SHSTK) need a C library built with them; our own code has them
+    # everywhere.
+    if readelf -h "$file" | grep -q 'X86-64'; then
+        local entry
+        entry=$(nm -D --defined-only "$file" | awk '$2 == "T" { sub(/@.*/, "", $3); print $3; exit }')
+        [ -z "$entry" ] || objdump -d --disassemble="$entry" "$file" | grep -q 'endbr64' || complain "not built with -fcf-protection=full"
+    fi
 }
 
 violations='' count=0
