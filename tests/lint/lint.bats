@@ -263,3 +263,13 @@ END
     binaries
     [ "$status" = 2 ]
 }
+
+@test "security: a test that does not exist is named" {
+    sed 's/a_rank_that_dies/a_rank_that_dyes/' "$lint/../../docs/security.md" >"$tree/security.md"
+    run "$lint/security.sh" "$tree/security.md"
+    [ "$status" = 1 ]
+    found 'docs/security.md names "test_host_processes.c: a_rank_that_dyes"'
+    echo none >"$tree/security.md"
+    run "$lint/security.sh" "$tree/security.md"
+    [ "$status" = 2 ]
+}
