@@ -182,7 +182,8 @@ old_build() {
         ${CC:-cc} -o "$work/local" "$work/local.c" -ldl
 }
 check "an old NCCL builds" old_build
-export PROGRAM=local LD_LIBRARY_PATH=$work/old
+PROGRAM=local
+export LD_LIBRARY_PATH=$work/old
 cp "$work/libcuda.so.1" "$work/old/" && rm "$work/libnccl.so.2"
 check "an NCCL private to a library, older than our words" arrives 2 random 30 "${least[@]}"
 check "its version is told" grep -q '"nccl": "2.18.3"' "$work/ep-overlap-nccl-0.json"
@@ -193,5 +194,19 @@ two() {
     grep -q 'warning: 2 NCCL libraries are in this process: .*libnccl.* (2.*) and .*; keep one' "$work/out.0"
 }
 check "two NCCLs: a warning" two
-unset PROGRAM LD_LIBRARY_PATH
+unset LD_LIBRARY_PATH
+inside() { # NCCL in the program: plain calls, one line at the end where something was asked for
+    ${CC:-cc} -std=gnu11 -O1 -I "$src/lib" -fvisibility=hidden -Wl,--exclude-libs,ALL -o "$work/inside" \
+        "$src/tests/fake/intercept_rank.c" "$src/tests/fake/nccl.c" -Wl,--version-script="$work/none.map" -ldl || return 1
+    ranks accelerate 2 random 10 "${least[@]}" || return 1
+    cat "$work"/out.*
+    grep -q 'NCCL is linked into the program itself: not intercepted' "$work/out.0" || return 1
+    ranks observe 2 random 10 || return 1
+    cat "$work"/out.*
+    ! grep -q ep-overlap "$work/out.0"
+}
+echo '{ local: *; };' >"$work/none.map"
+PROGRAM=inside
+check "a program with NCCL inside" inside
+unset PROGRAM
 exit $failed

@@ -141,6 +141,64 @@ void mapped_find(mapped *m) {
         cuda_version(number, m->driver);
 }
 
+/* ---- an NCCL that nobody can stand in front of ---- */
+
+typedef struct inside {
+    bool cuda, nccl;
+    char path[MAPPED_PATH]; /* of an object that holds one; "" for none */
+} inside;
+
+/* A name that every release reads from the environment, in the read-only data alone. */
+static bool holds_nccl(const struct dl_phdr_info *info) {
+    static const char mark[] = {
+        'N', 'C', 'C', 'L', '_', 'D', 'E', 'B', 'U',
+        'G', '_', 'S', 'U', 'B', 'S', 'Y', 'S', '\0'}; /* (not as a text of ours) */
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr) *p = &info->dlpi_phdr[i];
+        if (p->p_type == PT_LOAD && (p->p_flags & PF_W) == 0 && (p->p_flags & PF_R) != 0 &&
+            memmem((const char *)info->dlpi_addr + p->p_vaddr, p->p_memsz, mark, sizeof mark) !=
+                NULL)
+            return true;
+    }
+    return false;
+}
+
+static int see_inside(struct dl_phdr_info *info, size_t size, void *argument) {
+    inside *in = argument;
+    const char *path = info->dlpi_name != NULL ? info->dlpi_name : "";
+    const char *slash = strrchr(path, '/'), *base = slash != NULL ? slash + 1 : path;
+    (void)size;
+    in->cuda = in->cuda || strncmp(base, "libcuda.so", 10) == 0;
+    in->nccl = in->nccl || strncmp(base, "libnccl", 7) == 0;
+    return in->nccl;
+}
+
+static int see_static(struct dl_phdr_info *info, size_t size, void *argument) {
+    inside *in = argument;
+    const char *path = info->dlpi_name != NULL ? info->dlpi_name : "";
+    (void)size;
+    if (strstr(path, "ep_overlap") != NULL || strncmp(path, "linux-vdso", 10) == 0 ||
+        !holds_nccl(info))
+        return 0;
+    snprintf(in->path, sizeof in->path, "%s", path[0] != '\0' ? path : "the program itself");
+    return 1;
+}
+
+/* At the end of a program that used CUDA and never called NCCL through us. */
+__attribute__((destructor)) static void tell_static(void) {
+    inside in = {false, false, ""};
+    if (real_count() > 0 || (mode_now() != MODE_ACCELERATE && mode_record() == NULL))
+        return;
+    dl_iterate_phdr(see_inside, &in);
+    if (!in.cuda || in.nccl)
+        return;
+    dl_iterate_phdr(see_static, &in);
+    if (in.path[0] != '\0')
+        fprintf(stderr,
+                "ep-overlap: NCCL is linked into %s: not intercepted; a shared libnccl is needed\n",
+                in.path);
+}
+
 /* ---- judgement ---- */
 
 static void put(epo_facts *facts, const char *key, const char *text, const char *source) {
