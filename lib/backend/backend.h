@@ -324,6 +324,11 @@ typedef struct epo_backend_ops {
     void (*event_destroy)(epo_backend *be, epo_event *event);
     /* Has the last signal issued for it happened?  NULL: use `call`. */
     bool (*event_query)(epo_backend *be, epo_event *event);
+    /* A mark in queue order, made if *mark is NULL, and the time between two of them once
+     * both have happened.  For measurements only: false, and nothing is lost, where a mark
+     * cannot be had (the queue is being captured).  Both or none (NULL). */
+    bool (*mark)(epo_queue *queue, epo_event **mark);
+    bool (*between)(epo_backend *be, epo_event *from, epo_event *to, double *seconds);
     /* Later operations of the queues come after what the caller's stream holds now,
      * and the caller's stream continues after `event`.  Host: the first does
      * nothing, the second is sync(). */

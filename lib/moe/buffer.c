@@ -141,6 +141,7 @@ static epo_status configure(const epo_group *g, const epo_buffer_config *given, 
     if (status != EPO_OK)
         return status;
     b->chunks = choose_chunks(g, c.chunks, b);
+    moe_tune_open(b, c.chunks == 0 && g->chunks == 0);
     b->counts_bytes = moe_plan_record_bytes(
         c.experts, g->ranks,
         b->dispatcher == EPO_DISPATCH_FLEX && moe_plan_on_device(b) ? b->chunks : 0);
@@ -173,7 +174,7 @@ epo_status moe_buffer_bytes(const epo_group *group, const epo_buffer_config *con
 typedef struct buffer_digest {
     uint64_t max_rows;
     double capacity_factor;
-    int32_t status, experts, hidden, top_k, max_tokens, chunks, align, type, dispatcher;
+    int32_t status, experts, hidden, top_k, max_tokens, chunks, align, type, dispatcher, tuned;
     int32_t capacity, overflow, pad, unused;
 } buffer_digest;
 
@@ -189,6 +190,7 @@ static buffer_digest digest_of(const epo_buffer *b, uint64_t max_rows) {
     d.align = b->align;
     d.type = (int32_t)b->type;
     d.dispatcher = (int32_t)b->dispatcher;
+    d.tuned = (int32_t)moe_tune_digest(b);
     d.capacity_factor = b->capacity_factor;
     d.capacity = b->capacity;
     d.overflow = (int32_t)b->overflow;
@@ -209,6 +211,7 @@ static epo_status disagree(const buffer_digest *a, const buffer_digest *b, int r
         {"align_rows", a->align, b->align},
         {"type", a->type, b->type},
         {"dispatcher", a->dispatcher, b->dispatcher},
+        {"what EP_OVERLAP_CHUNKS_FILE gives", a->tuned, b->tuned},
         {"capacity", a->capacity, b->capacity},
         {"overflow", a->overflow, b->overflow},
         {"pad_to_capacity", a->pad, b->pad},
@@ -311,6 +314,7 @@ epo_status moe_buffer_destroy(epo_buffer *buffer) {
         status = moe_group_drain(group);
     if (status == EPO_OK)
         status = group->ops->barrier(group->be);
+    moe_tune_close(buffer);
     group->ops->window_destroy(group->be, buffer->window);
     group->buffers--;
     free(buffer->max_rows);

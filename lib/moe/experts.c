@@ -82,6 +82,7 @@ epo_status moe_layer_forward(epo_layer *layer, epo_plan *plan, const void *x, vo
     moe_block a = {NULL, 0}, out = {NULL, 0};
     moe_pass p;
     moe_pass_begin(&p, plan, plan->chunks, stream);
+    moe_tune_start(plan);
     moe_forward_memory(&p, layer, saved, keep, &a, &out);
     moe_pass_dispatch(&p, x);
     if (p.status == EPO_OK)
@@ -91,6 +92,7 @@ epo_status moe_layer_forward(epo_layer *layer, epo_plan *plan, const void *x, vo
         moe_pass_return(&p, c, out.ptr, NULL);
     }
     moe_pass_finish(&p, y, NULL);
+    moe_tune_stop(plan);
     epo_status status = moe_pass_end(&p);
     moe_pool_put(g, &a);
     moe_pool_put(g, &out);
@@ -128,7 +130,7 @@ void moe_experts_backward(moe_pass *p, epo_layer *l, int c, moe_wgrad *w, void *
  * that works beside the CPU gets them in one piece behind the last chunk's way back,
  * which they hide. */
 static void chunk_wgrad(moe_pass *p, epo_layer *l, int c, moe_wgrad *w) {
-    epo_route_shape s = moe_buffer_shape(p->buffer, p->plan->top_k);
+    epo_route_shape s = moe_plan_shape(p->plan);
     epo_ready ready = epo_ready_event(p->group->grad);
     if (p->status != EPO_OK || l->config.dw1 == NULL || p->group->delay_wgrad ||
         w->queue == p->group->compute)

@@ -8,6 +8,7 @@
  *   pool.c      memory that is kept between passes
  *   buffer.c    one window and what lies where in it
  *   capacity.c  what an expert can take of each rank, and what is dropped
+ *   tune.c      how many chunks, by measuring
  *   plan.c      counts exchanged, errors agreed; dispatch_*.c make the maps
  *   pipeline.c  the pass: dispatch, expand, return, finish
  *   experts.c   the GEMMs of a pass, forward and backward
@@ -152,6 +153,24 @@ typedef struct moe_slot {
     uint64_t use;
 } moe_slot;
 
+/* ---- tune.c ----------------------------------------------------------- */
+
+enum { MOE_TUNE_CLASSES = 32, MOE_TUNE_CHOICES = 4 };
+typedef struct moe_tune_class {
+    int trials;                   /* plans made to measure */
+    int chosen;                   /* chunks; 0: not yet */
+    float best[MOE_TUNE_CHOICES]; /* seconds of this rank's fastest pass; 0: none */
+} moe_tune_class;
+typedef struct moe_tune {
+    bool on;
+    int due;     /* the class whose times the next plan tells; -1: none */
+    int running; /* the class of the pass between the marks; -1: none */
+    int choice;
+    bool stopped;
+    epo_event *mark[2];
+    moe_tune_class of[MOE_TUNE_CLASSES]; /* by log2 of tokens */
+} moe_tune;
+
 struct epo_buffer {
     epo_object object;
     epo_group *group;
@@ -173,7 +192,23 @@ struct epo_buffer {
     uint64_t meta_rows; /* flex on the device: in place of the two before */
     uint64_t plans_made;
     int plans;
+    moe_tune tune;
 };
+
+/* Nobody named a number: the buffer's becomes the most that may be chosen. */
+void moe_tune_open(epo_buffer *b, bool free_choice);
+void moe_tune_close(epo_buffer *b);
+/* What a file gave; must be the same on all ranks. */
+uint32_t moe_tune_digest(const epo_buffer *b);
+/* Before a plan's records: this rank's times of the class that is due. */
+void moe_tune_report(epo_buffer *b, float seconds[MOE_TUNE_CHOICES]);
+/* After them: the slowest rank's, 0 where a rank has none. */
+void moe_tune_learn(epo_buffer *b, const float *slowest);
+/* Chunks of a plan with at most `tokens` on a rank; *choice < 0: not a measurement. */
+int moe_tune_chunks(epo_buffer *b, int tokens, int *class, int *choice);
+/* Around a forward pass. */
+void moe_tune_start(epo_plan *plan);
+void moe_tune_stop(epo_plan *plan);
 
 static inline void *moe_buffer_at(const epo_buffer *buffer, uint64_t offset) {
     return (char *)buffer->group->ops->window_local(buffer->window) + offset;
@@ -231,7 +266,8 @@ struct epo_plan {
     epo_buffer *buffer;
     int refs;
     int tokens, top_k, chunks;
-    uint64_t number; /* among the buffer's plans: the same on all ranks */
+    int tune_class, tune_choice; /* < 0: its passes are not timed */
+    uint64_t number;             /* among the buffer's plans: the same on all ranks */
     uint64_t rows, dropped;
     moe_padding padding;
     uint64_t *first, *count;             /* [El], for the CPU */
@@ -252,6 +288,12 @@ struct epo_plan {
     void *memory; /* one allocation for all CPU arrays */
 };
 
+/* As moe_buffer_shape, in the plan's chunks. */
+static inline epo_route_shape moe_plan_shape(const epo_plan *p) {
+    epo_route_shape s = moe_buffer_shape(p->buffer, p->top_k);
+    s.chunks = p->chunks;
+    return s;
+}
 /* Bytes of what a rank tells the others about its routing; chunks: 0 where nobody asks
  * for rows by chunk. */
 uint64_t moe_plan_record_bytes(int experts, int ranks, int chunks);

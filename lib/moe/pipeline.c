@@ -30,11 +30,7 @@ void moe_pass_begin(moe_pass *p, epo_plan *plan, int chunks, epo_stream stream) 
                     .buffer = plan->buffer,
                     .stream = stream,
                     .chunks = chunks,
-<<<<<<< HEAD
                     .done = g->done};
-=======
-                    .tail = true};
->>>>>>> 2daa178 (Rows go out in one launch for all chunks behind the first, which raises their flags itself)
     epo_queue *queues[4] = {g->compute, g->comm};
     int count = 2;
     if (g->keep != NULL)
@@ -50,7 +46,7 @@ static int plan_chunk(const moe_pass *p, int c) {
 }
 
 int moe_pass_first_expert(const moe_pass *p, int chunk) {
-    epo_route_shape s = moe_buffer_shape(p->buffer, p->plan->top_k);
+    epo_route_shape s = moe_plan_shape(p->plan);
     return epo_route_chunk_first(&s, plan_chunk(p, chunk));
 }
 

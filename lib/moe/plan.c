@@ -15,7 +15,8 @@
 /* A rank's record: this head, then expert_rows[E], rank_rows[R], chunk_rows[2][R][n]. */
 typedef struct record_head {
     int32_t status, tokens, top_k, unused;
-    char text[176];
+    float seconds[MOE_TUNE_CHOICES]; /* of moe_tune_report */
+    char text[160];
 } record_head;
 
 uint64_t moe_plan_record_bytes(int experts, int ranks, int chunks) {
@@ -206,7 +207,7 @@ static epo_status count_routing(const epo_buffer *b, const epo_route_shape *s, c
 }
 
 /* This rank's record, complete whatever is wrong. */
-static void write_record(const epo_buffer *b, const epo_route_shape *s, const epo_routing *r,
+static void write_record(epo_buffer *b, const epo_route_shape *s, const epo_routing *r,
                          epo_status status, making_arrays *a, char *record) {
     uint32_t *rows = (uint32_t *)(void *)(record + sizeof(record_head));
     memset(record, 0, b->counts_bytes);
@@ -215,6 +216,8 @@ static void write_record(const epo_buffer *b, const epo_route_shape *s, const ep
     record_head head = {.status = (int32_t)status, .tokens = r->tokens, .top_k = r->top_k};
     if (status != EPO_OK)
         snprintf(head.text, sizeof head.text, "%s", epo_fail_text());
+    else
+        moe_tune_report(b, head.seconds);
     memcpy(record, &head, sizeof head);
 }
 
@@ -380,7 +383,25 @@ static epo_status stage_weights(epo_group *g, const epo_routing *r, moe_arena *a
 
 /* ---- creation ----------------------------------------------------------- */
 
-static epo_status alloc_plan(epo_buffer *b, const epo_routing *r, epo_plan **out) {
+/* What all ranks know of the plan's size and of earlier ones' times. */
+static void choose_chunks(epo_plan *p, const making_arrays *a) {
+    epo_buffer *b = p->buffer;
+    float slowest[MOE_TUNE_CHOICES] = {0};
+    int tokens = 0;
+    for (int r = 0; r < b->group->ranks; r++) {
+        const record_head head = head_of(b, a, r);
+        tokens = head.tokens > tokens ? head.tokens : tokens;
+        for (int i = 0; i < MOE_TUNE_CHOICES; i++) {
+            const bool none = head.seconds[i] <= 0 || (r > 0 && slowest[i] <= 0);
+            slowest[i] = none ? 0 : head.seconds[i] > slowest[i] ? head.seconds[i] : slowest[i];
+        }
+    }
+    moe_tune_learn(b, slowest);
+    p->chunks = moe_tune_chunks(b, tokens, &p->tune_class, &p->tune_choice);
+}
+
+static epo_status alloc_plan(epo_buffer *b, const epo_routing *r, const making_arrays *a,
+                             epo_plan **out) {
     epo_plan *p = calloc(1, sizeof *p);
     if (p == NULL)
         return epo_fail(EPO_E_NOMEM, "memory: need %zu bytes for a plan", sizeof *p);
@@ -389,7 +410,7 @@ static epo_status alloc_plan(epo_buffer *b, const epo_routing *r, epo_plan **out
     p->refs = 1;
     p->tokens = r->tokens;
     p->top_k = r->top_k;
-    p->chunks = b->chunks;
+    choose_chunks(p, a);
     p->number = b->plans_made;
     moe_carver count = {NULL, 0, false};
     carve(&count, p);
@@ -415,7 +436,7 @@ static epo_status make_maps(epo_plan *p, const epo_routing *r, const epo_route_s
     epo_status status = direct ? EPO_OK : stage_weights(g, r, &weights);
     if (status == EPO_OK) {
         moe_making m = {.plan = p,
-                        .shape = *s,
+                        .shape = moe_plan_shape(p),
                         .experts = a->experts,
                         .counts = a->counts,
                         .rank_rows = a->rank_rows,
@@ -459,7 +480,7 @@ static epo_status make(epo_buffer *b, const epo_routing *r, epo_status wrong, ep
         status = judge(b, &s, &a);
     if (status == EPO_OK) {
         agreed = false;
-        status = alloc_plan(b, r, &p);
+        status = alloc_plan(b, r, &a, &p);
         if (status == EPO_OK)
             status = make_maps(p, r, &s, &a);
     }

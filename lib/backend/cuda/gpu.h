@@ -190,6 +190,8 @@ epo_status gpu_queue_create(epo_backend *be, epo_queue_kind kind, epo_queue **ou
 void gpu_queue_destroy(epo_backend *be, epo_queue *queue);
 epo_status gpu_event_create(epo_backend *be, epo_event **out);
 void gpu_event_destroy(epo_backend *be, epo_event *event);
+bool gpu_mark(epo_queue *q, epo_event **mark);
+bool gpu_between(epo_backend *be, epo_event *from, epo_event *to, double *seconds);
 bool gpu_event_query(epo_backend *be, epo_event *event);
 epo_status gpu_stream_enter(epo_backend *be, epo_queue *const *queues, int count,
                             epo_stream stream);

@@ -89,6 +89,32 @@ bool gpu_event_query(epo_backend *be, epo_event *event) {
     return cudaEventQuery(event->cuda) != cudaErrorNotReady;
 }
 
+bool gpu_mark(epo_queue *q, epo_event **mark) {
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    if (cudaStreamIsCapturing(q->stream, &capture) != cudaSuccess ||
+        capture != cudaStreamCaptureStatusNone)
+        return false;
+    if (*mark == NULL) {
+        epo_event *event = calloc(1, sizeof *event);
+        if (event == NULL || cudaEventCreate(&event->cuda) != cudaSuccess) {
+            free(event);
+            return false;
+        }
+        *mark = event;
+    }
+    return cudaEventRecord((*mark)->cuda, q->stream) == cudaSuccess;
+}
+
+bool gpu_between(epo_backend *be, epo_event *from, epo_event *to, double *seconds) {
+    float ms = 0;
+    (void)be;
+    if (cudaEventQuery(to->cuda) != cudaSuccess ||
+        cudaEventElapsedTime(&ms, from->cuda, to->cuda) != cudaSuccess)
+        return false;
+    *seconds = 1e-3 * (double)ms;
+    return true;
+}
+
 epo_status gpu_stream_enter(epo_backend *be, epo_queue *const *queues, int count,
                             epo_stream stream) {
     cudaEvent_t enter = queues[0]->enter;

@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The choice of chunks by measuring: several ranks' buffers, a clock that the test
+ * sets, and the record exchange of lib/moe/plan.c played by hand.
+ */
+#include "unit.h"
+
+#include "moe/moe.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { RANKS = 3, PLANS = 20 };
+
+static double clock_s; /* of the marks */
+struct epo_event {
+    double at;
+};
+static epo_event marks[2 * RANKS];
+static int marks_used;
+static bool blind; /* marks cannot be had */
+
+static bool fake_mark(epo_queue *queue, epo_event **mark) {
+    (void)queue;
+    if (blind)
+        return false;
+    if (*mark == NULL)
+        *mark = &marks[marks_used++];
+    (*mark)->at = clock_s;
+    return true;
+}
+
+static bool fake_between(epo_backend *be, epo_event *from, epo_event *to, double *seconds) {
+    (void)be;
+    *seconds = to->at - from->at;
+    return true;
+}
+
+typedef struct world {
+    epo_backend_ops ops;
+    epo_group group[RANKS];
+    epo_buffer buffer[RANKS];
+} world;
+
+static void world_open(world *w, int local, bool free_choice) {
+    memset(w, 0, sizeof *w);
+    marks_used = 0;
+    blind = false;
+    w->ops.mark = fake_mark;
+    w->ops.between = fake_between;
+    for (int r = 0; r < RANKS; r++) {
+        epo_buffer *b = &w->buffer[r];
+        w->group[r] = (epo_group){.ops = &w->ops, .rank = r, .ranks = RANKS, .overlap = true};
+        b->group = &w->group[r];
+        b->experts = local * RANKS;
+        b->local = local;
+        b->hidden = 2048;
+        b->top_k = 8;
+        b->row_bytes = 4096;
+        b->chunks = 4;
+        moe_tune_open(b, free_choice);
+    }
+}
+
+/* One collective plan of `tokens` on the last rank, less on the others, and a forward
+ * pass over it that takes seconds(rank, chunks).  Returns the chunks. */
+static int plan_and_pass(world *w, int tokens, double (*seconds)(int rank, int chunks)) {
+    float slowest[MOE_TUNE_CHOICES] = {0};
+    int chunks[RANKS];
+    for (int r = 0; r < RANKS; r++) {
+        float mine[MOE_TUNE_CHOICES] = {0};
+        moe_tune_report(&w->buffer[r], mine);
+        for (int i = 0; i < MOE_TUNE_CHOICES; i++)
+            slowest[i] = mine[i] <= 0 || (r > 0 && slowest[i] <= 0) ? 0
+                         : mine[i] > slowest[i]                     ? mine[i]
+                                                                    : slowest[i];
+    }
+    for (int r = 0; r < RANKS; r++) {
+        epo_plan plan = {.buffer = &w->buffer[r]};
+        moe_tune_learn(&w->buffer[r], slowest);
+        plan.chunks = moe_tune_chunks(&w->buffer[r], tokens, &plan.tune_class, &plan.tune_choice);
+        moe_tune_start(&plan);
+        clock_s += seconds(r, plan.chunks);
+        moe_tune_stop(&plan);
+        chunks[r] = plan.chunks;
+        CU_ASSERT_EQUAL(chunks[r], chunks[0]);
+    }
+    return chunks[0];
+}
+
+static int settle(world *w, int tokens, double (*seconds)(int, int)) {
+    int chunks = 0;
+    for (int i = 0; i < PLANS; i++)
+        chunks = plan_and_pass(w, tokens, seconds);
+    return chunks;
+}
+
+/* Four chunks are best, but on one rank eight look better. */
+static double four_wins(int rank, int chunks) {
+    const double s[] = {[1] = 1.0, [2] = 0.9, [4] = 0.7, [8] = 0.8};
+    return rank == 1 && chunks == 8 ? 0.1 : s[chunks];
+}
+static double one_percent(int rank, int chunks) {
+    (void)rank;
+    return chunks == 1 ? 1.0 : 0.99;
+}
+static double slower(int rank, int chunks) {
+    (void)rank;
+    return 1.0 + 0.1 * chunks;
+}
+
+static void test_fastest(void) {
+    world w;
+    world_open(&w, 64, true);
+    CU_ASSERT_EQUAL(w.buffer[0].chunks, 8);
+    CU_ASSERT_EQUAL(settle(&w, 4096, four_wins), 4);
+    CU_ASSERT_EQUAL(w.buffer[0].tune.of[12].chosen, 4);
+    /* Another size is another question; the first answer stays. */
+    CU_ASSERT_EQUAL(settle(&w, 16384, slower), 1);
+    CU_ASSERT_EQUAL(plan_and_pass(&w, 4100, four_wins), 4);
+}
+
+static void test_worth(void) {
+    world w;
+    world_open(&w, 64, true);
+    CU_ASSERT_EQUAL(settle(&w, 4096, one_percent), 1);
+}
+
+/* Small sizes go in one piece at once, and nothing is timed. */
+static void test_small(void) {
+    world w;
+    world_open(&w, 64, true);
+    CU_ASSERT_EQUAL(plan_and_pass(&w, 64, four_wins), 1);
+    CU_ASSERT_EQUAL(plan_and_pass(&w, 0, four_wins), 1);
+    CU_ASSERT_EQUAL(marks_used, 0);
+    CU_ASSERT_EQUAL(settle(&w, 512, four_wins), 4);
+}
+
+static void test_few_experts(void) {
+    world w;
+    world_open(&w, 3, true);
+    CU_ASSERT_EQUAL(w.buffer[0].chunks, 3);
+    CU_ASSERT_EQUAL(settle(&w, 4096, four_wins), 2);
+}
+
+static void test_pinned(void) {
+    world w;
+    world_open(&w, 64, false);
+    CU_ASSERT_EQUAL(plan_and_pass(&w, 4096, four_wins), 4); /* the buffer's own */
+    CU_ASSERT_EQUAL(marks_used, 0);
+}
+
+/* Without times, one piece: the serial path's. */
+static void test_blind(void) {
+    world w;
+    world_open(&w, 64, true);
+    blind = true;
+    CU_ASSERT_EQUAL(settle(&w, 4096, four_wins), 1);
+}
+
+static void test_file(void) {
+    char path[] = "/tmp/epo_chunks_XXXXXX", line[128] = "";
+    world w;
+    int fd = mkstemp(path);
+    CU_ASSERT_FATAL(fd >= 0);
+    FILE *f = fdopen(fd, "w");
+    CU_ASSERT_PTR_NOT_NULL_FATAL(f);
+    fputs("nonsense\nflex 3 192 2048 8 12 4\nalltoall 3 192 2048 8 12 2\nalltoall 3 192 2048 8 99 "
+          "4\n",
+          f);
+    fclose(f);
+    setenv("EP_OVERLAP_CHUNKS_FILE", path, 1);
+    world_open(&w, 64, true);
+    const uint32_t digest = moe_tune_digest(&w.buffer[0]);
+    CU_ASSERT_EQUAL(plan_and_pass(&w, 4096, four_wins), 2);
+    CU_ASSERT_EQUAL(marks_used, 0);
+    CU_ASSERT_EQUAL(settle(&w, 8192, four_wins), 4); /* measured: rank 0 adds it, once */
+    f = fopen(path, "r");
+    CU_ASSERT_PTR_NOT_NULL_FATAL(f);
+    int lines = 0;
+    while (fgets(line, sizeof line, f) != NULL)
+        lines++;
+    fclose(f);
+    CU_ASSERT_EQUAL(lines, 5);
+    CU_ASSERT_STRING_EQUAL(line, "alltoall 3 192 2048 8 13 4\n");
+    world_open(&w, 64, true);
+    CU_ASSERT_EQUAL(plan_and_pass(&w, 8192, four_wins), 4);
+    CU_ASSERT_NOT_EQUAL(moe_tune_digest(&w.buffer[0]), digest);
+    unsetenv("EP_OVERLAP_CHUNKS_FILE");
+    unlink(path);
+}
+
+int main(void) {
+    static const CU_TestInfo tests[] = {
+        {"the number fastest on the slowest rank", test_fastest},
+        {"less than two percent is not worth it", test_worth},
+        {"small sizes in one piece", test_small},
+        {"no more chunks than experts", test_few_experts},
+        {"a number that was given", test_pinned},
+        {"no times to be had", test_blind},
+        {"a file's answers", test_file},
+        CU_TEST_INFO_NULL,
+    };
+    return unit_run("tune", tests);
+}
