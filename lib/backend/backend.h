@@ -93,6 +93,7 @@ typedef struct epo_backend_info {
     bool one_sided;       /* exchange writes peers' windows; else two-sided */
     bool fused;           /* gemm takes an activation */
     bool parts;           /* exchange takes several parts */
+    bool own_rows;        /* gather and reduce read `own`, and route_send numbers own rows */
     uint32_t types;       /* bit 1 << epo_dtype for each type served; 0: fp32 and bf16 */
 } epo_backend_info;
 
@@ -181,12 +182,14 @@ typedef struct epo_chain {
     epo_event *lent; /* exchanges issued before need room on the device until this; or NULL */
 } epo_chain;
 
+/* Where info->own_rows: an index i below -1 is row -2 - i of `own`. */
 typedef struct epo_rows_gather {
     void *dst;
     const void *src;
     const int32_t *index; /* [rows]; -1: write zeros */
     uint64_t rows;
     uint32_t row_bytes;
+    const void *own;
 } epo_rows_gather;
 
 /* dst[i] = sum over j ascending, in fp32, of src[index[i*width + j]], -1 passed
@@ -199,6 +202,7 @@ typedef struct epo_rows_reduce {
     int width;
     int elements; /* per row */
     epo_dtype type;
+    const void *own; /* as in a gather */
 } epo_rows_reduce;
 
 /* SwiGLU over expert-major rows [row, row+rows): h[.][2F] (gate, up), w[.] fp32.
@@ -356,11 +360,14 @@ typedef struct epo_backend_ops {
     /* Routing without the CPU; all three or none (NULL).  route_count: complete on
      * return, after what the queue holds.  route_send: the maps of epo_route_send for
      * the routing counted last, -1 in token and slot where `fill` says so; expert_first
-     * is ordinary memory, read before the call returns.  route_pad: as epo_route_pad, first and
-     * count for the CPU. */
+     * is ordinary memory, read before the call returns, as own_row[E] is: NULL, or the
+     * expert-major row on this rank where its own rows for the expert begin, UINT64_MAX for
+     * experts elsewhere; then row[] holds -2 - that row for its own.  route_pad: as epo_route_pad,
+     * first and count for the CPU. */
     epo_status (*route_count)(epo_queue *q, const epo_routes *routes, epo_route_counts *out);
     epo_status (*route_send)(epo_queue *q, const epo_routes *routes, const uint64_t *expert_first,
-                             int32_t *token, int32_t *slot, int32_t *row, const epo_deps *deps);
+                             const uint64_t *own_row, int32_t *token, int32_t *slot, int32_t *row,
+                             const epo_deps *deps);
     epo_status (*route_pad)(epo_queue *q, const uint64_t *first, const uint64_t *count, int experts,
                             uint64_t rows, int32_t *index, const epo_deps *deps);
     /* flex's maps; both or none (NULL).  flex_send: of the routing counted last. */

@@ -31,6 +31,7 @@ typedef struct alltoall_places {
     uint64_t *send_first; /* [E]: first send row of each expert on this rank */
     uint64_t *cursor;     /* [E] */
     uint64_t *target;     /* [E]: where this rank's rows begin at the owner */
+    uint64_t *own;        /* [E]: the same for this rank's experts, UINT64_MAX elsewhere */
     uint64_t *source;     /* [R][El]: first send row, on each rank, of my experts */
     void *memory;
 } alltoall_places;
@@ -40,6 +41,7 @@ static void carve_places(moe_carver *c, const moe_making *m, alltoall_places *at
     at->send_first = moe_carve(c, experts, sizeof(uint64_t));
     at->cursor = moe_carve(c, experts, sizeof(uint64_t));
     at->target = moe_carve(c, experts, sizeof(uint64_t));
+    at->own = moe_carve(c, experts, sizeof(uint64_t));
     at->source = moe_carve(c, experts, sizeof(uint64_t));
 }
 
@@ -53,6 +55,8 @@ static void find_places(const moe_making *m, alltoall_places *at) {
             at->source[r * local + e] = at->cursor[(size_t)rank * local + e];
     }
     epo_route_targets(s, m->counts, rank, at->target);
+    for (size_t e = 0; e < experts; e++)
+        at->own[e] = e / local == (size_t)rank ? at->target[e] : UINT64_MAX;
     epo_route_send_first(s, m->counts + (size_t)rank * experts, at->send_first);
 }
 
@@ -77,6 +81,8 @@ static void add_chunk(const moe_making *m, const alltoall_places *at, int peer, 
         add(p->dispatch.send, &n[0],
             (moe_piece){peer, token + at->send_first[theirs], 0, at->target[theirs], out});
         add(p->dispatch.recv, &n[1], (moe_piece){peer, NULL, 0, row, in});
+        if (p->own_stays && (size_t)peer == me)
+            continue;
         add(p->combine.send, &n[2], (moe_piece){peer, NULL, row, from, in});
         add(p->combine.recv, &n[3], (moe_piece){peer, NULL, 0, at->send_first[theirs], out});
     }
@@ -156,8 +162,9 @@ static epo_status map_on_device(const moe_making *m, const alltoall_places *plac
     pad.signal = g->rows;
     if (status == EPO_OK)
         status = g->ops->route_send(
-            g->compute, &routes, places->send_first, moe_arena_op(&p->arena, at->token),
-            moe_arena_op(&p->arena, at->slot), moe_arena_op(&p->arena, at->row), &send);
+            g->compute, &routes, places->send_first, p->own_stays ? places->own : NULL,
+            moe_arena_op(&p->arena, at->token), moe_arena_op(&p->arena, at->slot),
+            moe_arena_op(&p->arena, at->row), &send);
     if (status == EPO_OK)
         status = g->ops->route_pad(g->compute, p->first, p->count, p->buffer->local, p->rows,
                                    moe_arena_op(&p->arena, at->pad), &pad);
@@ -205,6 +212,7 @@ epo_status moe_alltoall_make(moe_making *m) {
     carve_places(&real, m, &places);
     mine = moe_carve(&real, (uint64_t)s->experts, sizeof *mine);
     find_places(m, &places);
+    p->own_stays = moe_plan_on_device(p->buffer) && g->ops->info(g->be)->own_rows;
     reserve(&p->arena, m, sent, &at);
     epo_status status = moe_arena_open(g, &p->arena);
     if (status == EPO_OK) {

@@ -280,6 +280,8 @@ struct epo_plan {
     uint64_t back_rows;
     const int32_t *back;  /* [back_rows][K], NULL: expert-major rows go back */
     uint64_t *back_first; /* [chunks + 1] */
+    /* Own rows stay where the experts left them; the maps below number those apart. */
+    bool own_stays;
     /* At the owner, over rows of the combine slot. */
     const int32_t *sum; /* [T][sum_width] */
     int sum_width;
@@ -350,7 +352,9 @@ typedef struct moe_pass {
     epo_status status;
     moe_block back, back_weight; /* flex: what goes back */
     bool keeps;                  /* in place: copies were issued */
-    bool tail;                   /* nothing runs beside the last chunk's way back */
+    const void *own;             /* plan->own_stays: rows that do not go back */
+    const float *own_weight;
+    bool tail; /* nothing runs beside the last chunk's way back */
 } moe_pass;
 
 void moe_pass_begin(moe_pass *p, epo_plan *plan, int chunks, epo_stream stream);

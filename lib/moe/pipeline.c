@@ -179,8 +179,11 @@ void moe_pass_expand(moe_pass *p, int chunk, void *dst) {
     uint64_t first = moe_pass_first_row(p, chunk), rows = moe_pass_first_row(p, chunk + 1) - first;
     if (p->status != EPO_OK)
         return;
-    epo_rows_gather gather = {(char *)dst + first * b->row_bytes, moe_buffer_at(b, slot->rows),
-                              p->plan->expand + first, rows, (uint32_t)b->row_bytes};
+    epo_rows_gather gather = {.dst = (char *)dst + first * b->row_bytes,
+                              .src = moe_buffer_at(b, slot->rows),
+                              .index = p->plan->expand + first,
+                              .rows = rows,
+                              .row_bytes = (uint32_t)b->row_bytes};
     epo_deps deps = moe_deps("expand", EPO_INTERVAL_LOCAL, chunk);
     moe_deps_wait(
         &deps, moe_buffer_flag(b, arrive_flag(p, slot, chunk), slot->use, "dispatch chunk", chunk));
@@ -257,8 +260,11 @@ static void sum_back(moe_pass *p, int chunk, const void *rows, const float *row_
     deps.signal = g->rows;
     g->stats.local_bytes += (k + 1) * n * b->row_bytes;
     if (row_weight != NULL) {
-        epo_rows_gather gather = {(float *)p->back_weight.ptr + first * k, row_weight,
-                                  plan->back + first * k, n * k, sizeof(float)};
+        epo_rows_gather gather = {.dst = (float *)p->back_weight.ptr + first * k,
+                                  .src = row_weight,
+                                  .index = plan->back + first * k,
+                                  .rows = n * k,
+                                  .row_bytes = sizeof(float)};
         epo_deps gather_deps = moe_deps("dweights", EPO_INTERVAL_LOCAL, chunk);
         p->status = g->ops->gather(moe_pass_lane(p, chunk), &gather, &gather_deps);
     }
@@ -278,6 +284,8 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
     }
     if (flex && p->status == EPO_OK)
         sum_back(p, chunk, rows, row_weight);
+    p->own = rows;
+    p->own_weight = row_weight;
     if (p->status != EPO_OK)
         return;
     cargo c = {.rows = flex ? p->back.ptr : rows,
@@ -320,7 +328,8 @@ void moe_pass_finish(moe_pass *p, void *y, float *slot_weight) {
                               .rows = tokens,
                               .width = plan->sum_width,
                               .elements = b->hidden,
-                              .type = b->type};
+                              .type = b->type,
+                              .own = plan->own_stays ? p->own : NULL};
     epo_deps deps = moe_deps("unpermute", EPO_INTERVAL_LOCAL, -1);
     /* A peer's exchanges run in order, so its last chunk tells of all.  `sent`:
      * when the outputs are complete, nothing reads this pass's memory any more. */
@@ -333,8 +342,12 @@ void moe_pass_finish(moe_pass *p, void *y, float *slot_weight) {
     g->stats.local_bytes += ((uint64_t)plan->sum_width + 1) * tokens * b->row_bytes;
     p->status = g->ops->reduce(g->compute, &reduce, &deps);
     if (slot_weight != NULL && p->status == EPO_OK) {
-        epo_rows_gather gather = {slot_weight, moe_buffer_at(b, slot->extra), plan->slot_weight,
-                                  tokens * (uint64_t)plan->top_k, sizeof(float)};
+        epo_rows_gather gather = {.dst = slot_weight,
+                                  .src = moe_buffer_at(b, slot->extra),
+                                  .index = plan->slot_weight,
+                                  .rows = tokens * (uint64_t)plan->top_k,
+                                  .row_bytes = sizeof(float),
+                                  .own = plan->own_stays ? p->own_weight : NULL};
         epo_deps gather_deps = moe_deps("dweights", EPO_INTERVAL_LOCAL, -1);
         gather_deps.signal = p->done;
         p->status = g->ops->gather(g->compute, &gather, &gather_deps);
@@ -383,8 +396,11 @@ epo_status moe_dispatch(epo_plan *plan, const void *x, void *rows, float *row_we
     if (p.status == EPO_OK) {
         /* Without weights it copies nothing, and tells that the rows are there and
          * that x is read no more. */
-        epo_rows_gather gather = {row_weights, plan->weight, plan->pad,
-                                  row_weights != NULL ? plan->rows : 0, sizeof(float)};
+        epo_rows_gather gather = {.dst = row_weights,
+                                  .src = plan->weight,
+                                  .index = plan->pad,
+                                  .rows = row_weights != NULL ? plan->rows : 0,
+                                  .row_bytes = sizeof(float)};
         epo_deps deps = moe_deps("weights", EPO_INTERVAL_LOCAL, -1);
         moe_deps_wait(&deps, epo_ready_event(g->sent));
         deps.signal = g->done;

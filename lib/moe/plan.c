@@ -354,7 +354,11 @@ epo_status moe_plan_exchange_meta(epo_plan *plan, const epo_segment *send, int n
 epo_status moe_plan_gather_weights(epo_plan *plan, const float *src, const int32_t *index) {
     epo_buffer *b = plan->buffer;
     epo_group *g = b->group;
-    epo_rows_gather gather = {plan->weight, src, index, plan->rows, sizeof(float)};
+    epo_rows_gather gather = {.dst = plan->weight,
+                              .src = src,
+                              .index = index,
+                              .rows = plan->rows,
+                              .row_bytes = sizeof(float)};
     epo_deps deps = moe_deps("weights", EPO_INTERVAL_LOCAL, -1);
     deps.signal = g->done;
     if (moe_plan_on_device(b)) {

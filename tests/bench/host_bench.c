@@ -107,14 +107,21 @@ static void run_contiguous(kit *k) { run_exchange(k, NULL); }
 static void run_gathered(kit *k) { run_exchange(k, k->index); }
 
 static void run_gather(kit *k) {
-    epo_rows_gather g = {k->dst, k->src, k->index, ROWS, HIDDEN * 4};
+    epo_rows_gather g = {
+        .dst = k->dst, .src = k->src, .index = k->index, .rows = ROWS, .row_bytes = HIDDEN * 4};
     k->c->ops->gather(k->compute, &g, &k->deps);
     run_sync(k);
 }
 
 static epo_dtype type;
 static void run_reduce(kit *k) {
-    epo_rows_reduce r = {k->dst, k->src, k->index, ROWS, 2, HIDDEN, type};
+    epo_rows_reduce r = {.dst = k->dst,
+                         .src = k->src,
+                         .index = k->index,
+                         .rows = ROWS,
+                         .width = 2,
+                         .elements = HIDDEN,
+                         .type = type};
     k->c->ops->reduce(k->compute, &r, &k->deps);
     run_sync(k);
 }

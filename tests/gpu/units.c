@@ -44,6 +44,16 @@ static void *fetch(const void *device, uint64_t bytes) {
     return p;
 }
 
+/* Rows from `own` on are named as the own ones are. */
+static void *upload_index(const int32_t *index, int count, int own) {
+    int32_t *named = malloc((size_t)count * sizeof *named);
+    for (int i = 0; i < count; i++)
+        named[i] = index[i] >= own ? -2 - (index[i] - own) : index[i];
+    void *p = test_upload(named, (uint64_t)count * sizeof *named);
+    free(named);
+    return p;
+}
+
 static void test_gather(epo_dtype type, int width) {
     const int rows = 1000, from = 333;
     const uint64_t size = test_size(type);
@@ -53,9 +63,14 @@ static void test_gather(epo_dtype type, int width) {
         index[i] = (int32_t)(test_random(seed, (uint64_t)i) % (uint64_t)(from + 1)) - 1;
     char *src = random_rows((uint64_t)from * (uint64_t)width, type);
     void *d_src = test_upload(src, (uint64_t)from * (uint64_t)width * size);
-    void *d_index = test_upload(index, (uint64_t)rows * sizeof *index);
+    void *d_index = upload_index(index, rows, from / 2);
     void *d_dst = test_device((uint64_t)rows * (uint64_t)width * size, 0xff);
-    epo_rows_gather g = {d_dst, d_src, d_index, (uint64_t)rows, (uint32_t)((uint64_t)width * size)};
+    epo_rows_gather g = {.dst = d_dst,
+                         .src = d_src,
+                         .index = d_index,
+                         .rows = (uint64_t)rows,
+                         .row_bytes = (uint32_t)((uint64_t)width * size),
+                         .own = (char *)d_src + (uint64_t)(from / 2 * width) * size};
     epo_deps deps = deps_of("gather");
     bool ok = finish(ops->gather(queue, &g, &deps));
     char *dst = fetch(d_dst, (uint64_t)rows * (uint64_t)width * size);
@@ -86,9 +101,16 @@ static void test_reduce(epo_dtype type, int elements, int width) {
         index[i] = index[i] < 0 ? -1 : index[i];
     void *src = random_rows((uint64_t)from * (uint64_t)elements, type);
     void *d_src = test_upload(src, (uint64_t)from * (uint64_t)elements * size);
-    void *d_index = test_upload(index, (uint64_t)rows * (uint64_t)width * sizeof *index);
+    void *d_index = upload_index(index, rows * width, from / 2);
     void *d_dst = test_device(n * size, 0xff);
-    epo_rows_reduce r = {d_dst, d_src, d_index, (uint64_t)rows, width, elements, type};
+    epo_rows_reduce r = {.dst = d_dst,
+                         .src = d_src,
+                         .index = d_index,
+                         .rows = (uint64_t)rows,
+                         .width = width,
+                         .elements = elements,
+                         .type = type,
+                         .own = (char *)d_src + (uint64_t)(from / 2 * elements) * size};
     epo_deps deps = deps_of("reduce");
     bool ok = finish(ops->reduce(queue, &r, &deps));
     double *want = calloc(n, sizeof *want);

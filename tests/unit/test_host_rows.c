@@ -144,7 +144,7 @@ static void gather_case(rank_ctx *c, bench *b, uint64_t *seed) {
     for (uint32_t i = 0; i < rows; i++)
         index[i] = (int32_t)rng_below(seed, from + 1) - 1;
     memset(dst, 0xee, (size_t)rows * bytes + 1);
-    epo_rows_gather g = {dst, src, index, rows, bytes};
+    epo_rows_gather g = {.dst = dst, .src = src, .index = index, .rows = rows, .row_bytes = bytes};
     run_one(c, c->ops->gather(b->q, &g, &b->deps), b->done);
     int wrong = dst[(size_t)rows * bytes] != 0xee;
     for (uint32_t i = 0; i < rows; i++)
@@ -164,7 +164,13 @@ static void reduce_case(rank_ctx *c, bench *b, uint64_t *seed, int t) {
         index[i] = (int32_t)rng_below(seed, from + 3) - 3;
     float nan = NAN;
     host_store(src.data, 0, &nan, 1, types[t]);
-    epo_rows_reduce r = {dst.data, src.data, index, rows, width, elements, types[t]};
+    epo_rows_reduce r = {.dst = dst.data,
+                         .src = src.data,
+                         .index = index,
+                         .rows = rows,
+                         .width = width,
+                         .elements = elements,
+                         .type = types[t]};
     for (uint32_t i = 0; i < rows * (uint32_t)width; i++)
         if (index[i] < -1)
             index[i] = -1;
@@ -393,7 +399,13 @@ static void rows_cases(rank_ctx *c) {
         reduce_case(c, &b, &seed, n % 3);
     float minus = -0.0f, out = 1.0f;
     int32_t first = 0;
-    epo_rows_reduce one = {&out, &minus, &first, 1, 1, 1, EPO_F32};
+    epo_rows_reduce one = {.dst = &out,
+                           .src = &minus,
+                           .index = &first,
+                           .rows = 1,
+                           .width = 1,
+                           .elements = 1,
+                           .type = EPO_F32};
     run_one(c, c->ops->reduce(b.q, &one, &b.deps), b.done);
     EXPECT(c, out == 0.0f && signbit(out));
     bench_end(c, &b);

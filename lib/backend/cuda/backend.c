@@ -196,6 +196,7 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
         .one_sided = be->one_sided,
         .fused = true,
         .parts = be->one_sided,
+        .own_rows = true,
         .types = 1U << EPO_F32 | 1U << EPO_BF16 | 1U << EPO_F16,
     };
     *out = be;

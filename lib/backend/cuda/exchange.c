@@ -255,16 +255,25 @@ static epo_status keep(epo_queue *q, const epo_exchange *x, cudaStream_t stream,
     return status == EPO_OK ? table_flush(&t) : status;
 }
 
+/* Is there anything for a kernel beside the copies? */
+static bool second_stream(const epo_queue *q, const epo_exchange *x) {
+    for (int i = 0; i < x->nsend; i++)
+        if (x->send[i].rows > 0 && (x->send[i].peer == q->be->rank || x->send[i].index != NULL))
+            return true;
+    return false;
+}
+
 /* To peers by copy engines, then their flags; own rows were packed along, or go
  * beside, where a GEMM that holds the SMs does not keep the peers waiting. */
 static epo_status copy(epo_queue *q, const epo_exchange *x, const epo_deps *deps, bool stale,
                        const char **from) {
     epo_backend *be = q->be;
     const char *phase = deps->name;
+    const bool second = second_stream(q, x);
     cudaStream_t beside = NULL;
     copies c;
     bool packed = false;
-    epo_status status = gpu_staging_join(q, stale, &beside);
+    epo_status status = second ? gpu_staging_join(q, stale, &beside) : EPO_OK;
     if (status == EPO_OK)
         status = pack(q, x, beside, phase, from, &packed);
     if (status == EPO_OK && packed)
@@ -285,9 +294,10 @@ static epo_status copy(epo_queue *q, const epo_exchange *x, const epo_deps *deps
     if (status == EPO_OK && packed)
         status = gpu_staging_copied(q, phase);
     if (status == EPO_OK)
-        status = gpu_flag_write(q, q->stream, x->window, packed ? GPU_FLAG_ALL : GPU_FLAG_PEERS,
-                                x->flag_offset, x->epoch, phase);
-    if (status != EPO_OK || packed)
+        status = gpu_flag_write(q, q->stream, x->window,
+                                packed || !second ? GPU_FLAG_ALL : GPU_FLAG_PEERS, x->flag_offset,
+                                x->epoch, phase);
+    if (status != EPO_OK || packed || !second)
         return status;
     status = keep(q, x, beside, phase);
     if (status == EPO_OK)

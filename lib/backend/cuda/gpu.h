@@ -293,7 +293,8 @@ bool gpu_blas_find(int *version, const char **why);
 /* ---- routing.c ---- */
 epo_status gpu_route_count(epo_queue *q, const epo_routes *routes, epo_route_counts *out);
 epo_status gpu_route_send(epo_queue *q, const epo_routes *routes, const uint64_t *expert_first,
-                          int32_t *token, int32_t *slot, int32_t *row, const epo_deps *deps);
+                          const uint64_t *own_row, int32_t *token, int32_t *slot, int32_t *row,
+                          const epo_deps *deps);
 epo_status gpu_route_pad(epo_queue *q, const uint64_t *first, const uint64_t *count, int experts,
                          uint64_t rows, int32_t *index, const epo_deps *deps);
 void gpu_routing_close(epo_backend *be);

@@ -69,7 +69,7 @@ __device__ __forceinline__ void row_zero(char *dst, uint32_t units, int lane) {
 
 template <typename V>
 __global__ void __launch_bounds__(kThreads)
-    gather_rows(char *dst, const char *src, const int32_t *index, uint64_t rows,
+    gather_rows(char *dst, const char *src, const char *own, const int32_t *index, uint64_t rows,
                 uint32_t row_bytes) {
     const int lane = threadIdx.x % kWarp;
     const uint32_t units = row_bytes / sizeof(V);
@@ -80,6 +80,8 @@ __global__ void __launch_bounds__(kThreads)
         char *to = dst + row * row_bytes;
         if (from >= 0)
             row_copy<V>(to, src + (uint64_t)from * row_bytes, units, lane);
+        else if (from < -1)
+            row_copy<V>(to, own + (uint64_t)(-2 - from) * row_bytes, units, lane);
         else
             row_zero<V>(to, units, lane);
     }
@@ -150,8 +152,9 @@ constexpr int kSummands = 8; /* in flight */
 /* One block per row, one unit per thread at a time; all summands of a unit are loaded
  * together and added in ascending j. */
 template <typename T, int N>
-__global__ void __launch_bounds__(kThreads) reduce_rows(T *dst, const T *src, const int32_t *index,
-                                                        uint64_t rows, int width, int elements) {
+__global__ void __launch_bounds__(kThreads)
+    reduce_rows(T *dst, const T *src, const T *own, const int32_t *index, uint64_t rows, int width,
+                int elements) {
     using P = Pack<T, N>;
     const int units = elements / N;
     for (uint64_t row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -168,13 +171,15 @@ __global__ void __launch_bounds__(kThreads) reduce_rows(T *dst, const T *src, co
                 for (int k = 0; k < kSummands; k++)
                     from[k] = first + k < width ? __ldg(list + first + k) : -1;
 #pragma unroll
-                for (int k = 0; k < kSummands; k++)
-                    if (from[k] >= 0)
-                        v[k] = reinterpret_cast<const P *>(src + (uint64_t)from[k] *
-                                                                     (uint64_t)elements)[u];
+                for (int k = 0; k < kSummands; k++) {
+                    const T *base = from[k] >= 0 ? src : own;
+                    const uint64_t at = (uint64_t)(from[k] >= 0 ? from[k] : -2 - from[k]);
+                    if (from[k] != -1)
+                        v[k] = reinterpret_cast<const P *>(base + at * (uint64_t)elements)[u];
+                }
 #pragma unroll
                 for (int k = 0; k < kSummands; k++)
-                    if (from[k] >= 0) {
+                    if (from[k] != -1) {
 #pragma unroll
                         for (int i = 0; i < N; i++)
                             sum[i] += to_float<T>(v[k].e[i]);
@@ -292,23 +297,24 @@ unsigned row_blocks(uint64_t rows, int sms) {
 
 template <typename V> void gather_launch(cudaStream_t stream, int sms, const epo_rows_gather *g) {
     gather_rows<V><<<row_blocks(g->rows, sms), kThreads, 0, stream>>>(
-        static_cast<char *>(g->dst), static_cast<const char *>(g->src), g->index, g->rows,
-        g->row_bytes);
+        static_cast<char *>(g->dst), static_cast<const char *>(g->src),
+        static_cast<const char *>(g->own), g->index, g->rows, g->row_bytes);
 }
 
 template <typename T> void reduce_launch(cudaStream_t stream, int sms, const epo_rows_reduce *r) {
     constexpr int n = 16 / sizeof(T);
-    const bool wide = r->elements % n == 0 && aligned(r->dst, 16) && aligned(r->src, 16);
+    const bool wide =
+        r->elements % n == 0 && aligned(r->dst, 16) && aligned(r->src, 16) && aligned(r->own, 16);
     T *dst = static_cast<T *>(r->dst);
-    const T *src = static_cast<const T *>(r->src);
+    const T *src = static_cast<const T *>(r->src), *own = static_cast<const T *>(r->own);
     const uint64_t most = (uint64_t)(sms > 0 ? sms : 1) * 64;
     const unsigned blocks = (unsigned)(r->rows < most ? r->rows : most);
     if (wide)
-        reduce_rows<T, n>
-            <<<blocks, kThreads, 0, stream>>>(dst, src, r->index, r->rows, r->width, r->elements);
+        reduce_rows<T, n><<<blocks, kThreads, 0, stream>>>(dst, src, own, r->index, r->rows,
+                                                           r->width, r->elements);
     else
-        reduce_rows<T, 1>
-            <<<blocks, kThreads, 0, stream>>>(dst, src, r->index, r->rows, r->width, r->elements);
+        reduce_rows<T, 1><<<blocks, kThreads, 0, stream>>>(dst, src, own, r->index, r->rows,
+                                                           r->width, r->elements);
 }
 
 template <typename T, int N> void swiglu_run(cudaStream_t stream, const epo_swiglu *s) {
@@ -372,9 +378,10 @@ cudaError_t segments_launch(cudaStream_t stream, int blocks, const gpu_segment *
 extern "C" cudaError_t gpu_kernel_gather(cudaStream_t stream, int sms, const epo_rows_gather *g) {
     if (g->rows == 0 || g->row_bytes == 0)
         return cudaSuccess;
-    if (g->row_bytes % 16 == 0 && aligned(g->dst, 16) && aligned(g->src, 16))
+    if (g->row_bytes % 16 == 0 && aligned(g->dst, 16) && aligned(g->src, 16) && aligned(g->own, 16))
         gather_launch<uint4>(stream, sms, g);
-    else if (g->row_bytes % 4 == 0 && aligned(g->dst, 4) && aligned(g->src, 4))
+    else if (g->row_bytes % 4 == 0 && aligned(g->dst, 4) && aligned(g->src, 4) &&
+             aligned(g->own, 4))
         gather_launch<uint32_t>(stream, sms, g);
     else
         gather_launch<uint8_t>(stream, sms, g);

@@ -99,13 +99,16 @@ __device__ __forceinline__ void place_slots(const epo_routes &r, const gpu_route
 }
 
 __global__ void __launch_bounds__(32)
-    place_block(epo_routes r, gpu_route_scratch s, const uint64_t *expert_first, int32_t *token,
-                int32_t *slot, int32_t *row) {
+    place_block(epo_routes r, gpu_route_scratch s, const uint64_t *expert_first,
+                const uint64_t *own_row, int32_t *token, int32_t *slot, int32_t *row) {
     extern __shared__ uint32_t next[];
     for (int i = threadIdx.x; i < r.experts_all; i += 32)
         next[i] = (uint32_t)expert_first[i] + s.base[(size_t)blockIdx.x * r.experts_all + i];
     place_slots(r, s, next, [&](int64_t flat, int32_t e, uint32_t place) {
-        row[flat] = e >= 0 ? (int32_t)place : -1;
+        const bool own = e >= 0 && own_row != nullptr && own_row[e] != UINT64_MAX;
+        row[flat] = own      ? -2 - (int32_t)(own_row[e] + (place - expert_first[e]))
+                    : e >= 0 ? (int32_t)place
+                             : -1;
         if (e >= 0) {
             token[place] = (int32_t)(flat / r.top_k);
             slot[place] = (int32_t)flat;
@@ -278,8 +281,8 @@ extern "C" cudaError_t gpu_kernel_route_count(cudaStream_t stream, const epo_rou
 
 extern "C" cudaError_t gpu_kernel_route_send(cudaStream_t stream, const epo_routes *r,
                                              const gpu_route_scratch *s,
-                                             const uint64_t *expert_first, int32_t *token,
-                                             int32_t *slot, int32_t *row) {
+                                             const uint64_t *expert_first, const uint64_t *own_row,
+                                             int32_t *token, int32_t *slot, int32_t *row) {
     const int blocks = blocks_of(r);
     if (r->fill > 0) {
         cudaError_t e = cudaMemsetAsync(token, 0xff, r->fill * sizeof *token, stream);
@@ -289,8 +292,8 @@ extern "C" cudaError_t gpu_kernel_route_send(cudaStream_t stream, const epo_rout
             return e;
     }
     if (blocks > 0)
-        place_block<<<blocks, 32, (size_t)r->experts_all * 4, stream>>>(*r, *s, expert_first, token,
-                                                                        slot, row);
+        place_block<<<blocks, 32, (size_t)r->experts_all * 4, stream>>>(*r, *s, expert_first,
+                                                                        own_row, token, slot, row);
     return cudaGetLastError();
 }
 

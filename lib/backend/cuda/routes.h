@@ -32,10 +32,12 @@ typedef struct gpu_route_scratch {
 cudaError_t gpu_kernel_route_count(cudaStream_t stream, const epo_routes *r,
                                    const gpu_route_scratch *s, uint32_t *expert_rows,
                                    uint32_t *rank_rows, unsigned long long *bad);
-/* expert_first: device memory, [E].  With r->fill, token and slot hold that many. */
+/* expert_first, own_row (or NULL): device memory, [E].  With r->fill, token and slot hold
+ * that many. */
 cudaError_t gpu_kernel_route_send(cudaStream_t stream, const epo_routes *r,
                                   const gpu_route_scratch *s, const uint64_t *expert_first,
-                                  int32_t *token, int32_t *slot, int32_t *row);
+                                  const uint64_t *own_row, int32_t *token, int32_t *slot,
+                                  int32_t *row);
 /* first, count: device memory, [experts]. */
 cudaError_t gpu_kernel_route_pad(cudaStream_t stream, const uint64_t *first, const uint64_t *count,
                                  int experts, uint64_t rows, int32_t *index);

@@ -164,16 +164,19 @@ static epo_status routing_stage(epo_queue *q, int which, const uint64_t *a, cons
 }
 
 epo_status gpu_route_send(epo_queue *q, const epo_routes *r, const uint64_t *expert_first,
-                          int32_t *token, int32_t *slot, int32_t *row, const epo_deps *deps) {
+                          const uint64_t *own_row, int32_t *token, int32_t *slot, int32_t *row,
+                          const epo_deps *deps) {
     epo_status status;
     if (!gpu_op_begin(q, deps, &status))
         return status;
-    status = routing_stage(q, 0, expert_first, NULL, r->experts_all, deps->name);
+    status = routing_stage(q, 0, expert_first, own_row, r->experts_all, deps->name);
     if (status != EPO_OK)
         return status;
+    const uint64_t *first = q->be->routing->first[0];
     GPU_TRY(q->be, deps->name,
-            gpu_kernel_route_send(q->stream, r, &q->be->routing->scratch, q->be->routing->first[0],
-                                  token, slot, row));
+            gpu_kernel_route_send(q->stream, r, &q->be->routing->scratch, first,
+                                  own_row != NULL ? first + r->experts_all : NULL, token, slot,
+                                  row));
     return gpu_op_end(q, deps);
 }
 
