@@ -7,7 +7,6 @@
 #include "backend/cuda/gpu.h"
 
 #include <cublas_v2.h>
-#include <dlfcn.h>
 #include <stdlib.h>
 
 #define BLAS_WORKSPACE (UINT64_C(32) << 20)
@@ -31,13 +30,6 @@ typedef struct blas_api {
 static blas_api api;
 static const char *api_missing;
 
-static void *api_symbol(void *lib, const char *name) {
-    void *p = dlsym(lib, name);
-    if (p == NULL && api_missing == NULL)
-        api_missing = name;
-    return p;
-}
-
 static void api_load(void) {
     static const char *const sonames[] = {"libcublas.so.13", "libcublas.so.12", NULL};
     char path[512];
@@ -47,14 +39,14 @@ static void api_load(void) {
                       "Toolkit's or the framework's copy";
         return;
     }
-    *(void **)&api.create = api_symbol(lib, "cublasCreate_v2");
-    *(void **)&api.destroy = api_symbol(lib, "cublasDestroy_v2");
-    *(void **)&api.property = api_symbol(lib, "cublasGetProperty");
-    *(void **)&api.stream = api_symbol(lib, "cublasSetStream_v2");
-    *(void **)&api.workspace = api_symbol(lib, "cublasSetWorkspace_v2");
-    *(void **)&api.mode = api_symbol(lib, "cublasSetMathMode");
-    *(void **)&api.gemm = api_symbol(lib, "cublasGemmEx");
-    *(void **)&api.name = api_symbol(lib, "cublasGetStatusName");
+    *(void **)&api.create = gpu_library_symbol(lib, "cublasCreate_v2", &api_missing);
+    *(void **)&api.destroy = gpu_library_symbol(lib, "cublasDestroy_v2", &api_missing);
+    *(void **)&api.property = gpu_library_symbol(lib, "cublasGetProperty", &api_missing);
+    *(void **)&api.stream = gpu_library_symbol(lib, "cublasSetStream_v2", &api_missing);
+    *(void **)&api.workspace = gpu_library_symbol(lib, "cublasSetWorkspace_v2", &api_missing);
+    *(void **)&api.mode = gpu_library_symbol(lib, "cublasSetMathMode", &api_missing);
+    *(void **)&api.gemm = gpu_library_symbol(lib, "cublasGemmEx", &api_missing);
+    *(void **)&api.name = gpu_library_symbol(lib, "cublasGetStatusName", &api_missing);
     int major = 0, minor = 0;
     if (api_missing == NULL && (api.property(MAJOR_VERSION, &major) != CUBLAS_STATUS_SUCCESS ||
                                 api.property(MINOR_VERSION, &minor) != CUBLAS_STATUS_SUCCESS))

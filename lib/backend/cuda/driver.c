@@ -50,15 +50,15 @@ void *gpu_library_find(const char *stem, const char *const *sonames, char *path,
     return NULL;
 }
 
-static gpu_driver driver;
-static const char *driver_missing;
-
-static void *driver_symbol(void *lib, const char *name) {
-    void *p = dlsym(lib, name);
-    if (p == NULL)
-        driver_missing = name;
+void *gpu_library_symbol(void *library, const char *name, const char **missing) {
+    void *p = dlsym(library, name);
+    if (p == NULL && *missing == NULL)
+        *missing = name;
     return p;
 }
+
+static gpu_driver driver;
+static const char *driver_missing;
 
 static void driver_load(void) {
     void *lib = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -67,12 +67,12 @@ static void driver_load(void) {
         return;
     }
     CUresult (*version)(int *);
-    *(void **)&version = driver_symbol(lib, "cuDriverGetVersion");
-    *(void **)&driver.attribute = driver_symbol(lib, "cuDeviceGetAttribute");
-    *(void **)&driver.name = driver_symbol(lib, "cuGetErrorName");
-    *(void **)&driver.wait64 = driver_symbol(lib, "cuStreamWaitValue64_v2");
-    *(void **)&driver.write64 = driver_symbol(lib, "cuStreamWriteValue64_v2");
-    *(void **)&driver.batch = driver_symbol(lib, "cuStreamBatchMemOp_v2");
+    *(void **)&version = gpu_library_symbol(lib, "cuDriverGetVersion", &driver_missing);
+    *(void **)&driver.attribute = gpu_library_symbol(lib, "cuDeviceGetAttribute", &driver_missing);
+    *(void **)&driver.name = gpu_library_symbol(lib, "cuGetErrorName", &driver_missing);
+    *(void **)&driver.wait64 = gpu_library_symbol(lib, "cuStreamWaitValue64_v2", &driver_missing);
+    *(void **)&driver.write64 = gpu_library_symbol(lib, "cuStreamWriteValue64_v2", &driver_missing);
+    *(void **)&driver.batch = gpu_library_symbol(lib, "cuStreamBatchMemOp_v2", &driver_missing);
     if (driver_missing == NULL && version(&driver.version) != CUDA_SUCCESS)
         driver_missing = "cuDriverGetVersion's answer";
 }

@@ -160,6 +160,8 @@ const gpu_driver *gpu_driver_get(const char **why);
 /* A library that the process has mapped already (its path contains `stem`), else
  * by soname; NULL if none.  `path` receives where it came from. */
 void *gpu_library_find(const char *stem, const char *const *sonames, char *path, size_t size);
+/* A function of it; *missing, if still NULL, becomes the name of one that it lacks. */
+void *gpu_library_symbol(void *library, const char *name, const char **missing);
 
 /* ---- meet.c: the ranks on the host side ---- */
 epo_status gpu_world_create(int ranks, epo_world **out);

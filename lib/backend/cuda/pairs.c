@@ -9,7 +9,6 @@
 
 #ifdef HAVE_NCCL
 
-#include <dlfcn.h>
 #include <nccl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,13 +32,6 @@ typedef struct pairs_api {
 static pairs_api api;
 static const char *api_missing;
 
-static void *api_symbol(void *lib, const char *name) {
-    void *p = dlsym(lib, name);
-    if (p == NULL && api_missing == NULL)
-        api_missing = name;
-    return p;
-}
-
 static void api_load(void) {
     static const char *const sonames[] = {"libnccl.so.2", NULL};
     char path[512];
@@ -48,16 +40,16 @@ static void api_load(void) {
         api_missing = "libnccl.so.2 was not found";
         return;
     }
-    *(void **)&api.version = api_symbol(lib, "ncclGetVersion");
-    *(void **)&api.unique = api_symbol(lib, "ncclGetUniqueId");
-    *(void **)&api.init = api_symbol(lib, "ncclCommInitRank");
-    *(void **)&api.destroy = api_symbol(lib, "ncclCommDestroy");
-    *(void **)&api.abort = api_symbol(lib, "ncclCommAbort");
-    *(void **)&api.start = api_symbol(lib, "ncclGroupStart");
-    *(void **)&api.end = api_symbol(lib, "ncclGroupEnd");
-    *(void **)&api.send = api_symbol(lib, "ncclSend");
-    *(void **)&api.recv = api_symbol(lib, "ncclRecv");
-    *(void **)&api.text = api_symbol(lib, "ncclGetErrorString");
+    *(void **)&api.version = gpu_library_symbol(lib, "ncclGetVersion", &api_missing);
+    *(void **)&api.unique = gpu_library_symbol(lib, "ncclGetUniqueId", &api_missing);
+    *(void **)&api.init = gpu_library_symbol(lib, "ncclCommInitRank", &api_missing);
+    *(void **)&api.destroy = gpu_library_symbol(lib, "ncclCommDestroy", &api_missing);
+    *(void **)&api.abort = gpu_library_symbol(lib, "ncclCommAbort", &api_missing);
+    *(void **)&api.start = gpu_library_symbol(lib, "ncclGroupStart", &api_missing);
+    *(void **)&api.end = gpu_library_symbol(lib, "ncclGroupEnd", &api_missing);
+    *(void **)&api.send = gpu_library_symbol(lib, "ncclSend", &api_missing);
+    *(void **)&api.recv = gpu_library_symbol(lib, "ncclRecv", &api_missing);
+    *(void **)&api.text = gpu_library_symbol(lib, "ncclGetErrorString", &api_missing);
     if (api_missing == NULL && api.version(&api.number) != ncclSuccess)
         api_missing = "ncclGetVersion failed";
     if (api_missing == NULL && api.number < NCCL_OLDEST)
