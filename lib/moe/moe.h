@@ -354,7 +354,8 @@ typedef struct moe_pass {
     bool keeps;                  /* in place: copies were issued */
     const void *own;             /* plan->own_stays: rows that do not go back */
     const float *own_weight;
-    bool tail; /* nothing runs beside the last chunk's way back */
+    bool beside; /* another pass's experts run beside */
+    bool tail;   /* nothing runs beside the last chunk's way back */
 } moe_pass;
 
 void moe_pass_begin(moe_pass *p, epo_plan *plan, int chunks, epo_stream stream);

@@ -142,7 +142,7 @@ static void dispatch_chunks(moe_pass *p, const cargo *c, int i, int end) {
     epo_deps deps = moe_deps("dispatch", EPO_INTERVAL_COMM, i);
     x.flag_offset = arrive_flag(p, slot, i);
     x.epoch = slot->use;
-    x.alone = i == 0;
+    x.alone = i == 0 && !p->beside;
     x.parts = end - i;
     x.part_first = p->plan->dispatch.send_first + plan_chunk(p, i);
     x.flag_step = arrive_flag(p, slot, 1) - arrive_flag(p, slot, 0);
@@ -308,7 +308,7 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
     }
     x.flag_offset = arrive_flag(p, slot, chunk);
     x.epoch = slot->use;
-    x.alone = p->tail && chunk == p->chunks - 1;
+    x.alone = p->tail && !p->beside && chunk == p->chunks - 1;
     deps.signal = chunk == p->chunks - 1 ? g->sent : NULL;
     moe_stats_exchange(g, MOE_BYTES_COMBINE, x.send, x.nsend);
     p->status = g->ops->exchange(g->comm, &x, &deps);

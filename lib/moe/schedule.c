@@ -121,6 +121,7 @@ static void own_node(run *r, epo_node node, int layer, epo_step *step) {
 static void start_lane(run *r, lane *l, epo_step *step, epo_saved *saved, epo_event *done) {
     *l = (lane){.step = step, .open = true, .saved = saved, .start = moe_stats_now()};
     moe_pass_begin(&l->pass, saved->plan, 1, r->stream);
+    l->pass.beside = true;
     l->pass.done = done;
 }
 
