@@ -102,6 +102,7 @@ static inline void *test_device(uint64_t bytes, int poison) {
     void *p = NULL;
     TEST_CUDA(cudaMalloc(&p, bytes > 0 ? bytes : 16));
     TEST_CUDA(cudaMemset(p, poison, bytes > 0 ? bytes : 16));
+    TEST_CUDA(cudaStreamSynchronize(0)); /* the queues' streams do not wait for it */
     return p;
 }
 static inline void *test_upload(const void *host, uint64_t bytes) {
