@@ -9,12 +9,13 @@
 # Where Slurm is not installed it is unpacked from DEBS into BUILD/slurm (root; two links
 # in /usr, to the paths compiled into Slurm, are removed in the end). EPO_ENGINE=host does
 # the same with the host engine of the build in EPO_BUILD_DIR, on stand-in GPUs, to try the
-# script where there is no GPU.
+# script where there is no GPU; EPO_TRAIN names another ep-train, EPO_STEPS its steps.
 set -u
 cd "$(dirname "$0")/../.." || exit 2
 top=$PWD build=${1:-build-gpu} debs=${2:-build-debs}
-engine=${EPO_ENGINE:-cuda} ranks=2 steps=20
-links=
+case $build in /*) ;; *) build=$top/$build ;; esac
+engine=${EPO_ENGINE:-cuda} ranks=2 steps=${EPO_STEPS:-20}
+links='' BOUND=''
 out=$build/results/slurm
 rm -rf "${out:?}" && mkdir -p "$out" || exit 2
 
@@ -43,12 +44,12 @@ if ! command -v slurmctld >/dev/null 2>&1; then
     for link in /usr/lib/x86_64-linux-gnu/slurm-wlm /usr/sbin/slurmstepd; do
         [ -e "$link" ] || links="$links $link"
     done
-    tests/cluster/unpack-slurm.sh "$debs" "$top/$build/slurm" >"$out/unpack.log" 2>&1 || {
+    tests/cluster/unpack-slurm.sh "$debs" "$build/slurm" >"$out/unpack.log" 2>&1 || {
         result unpack FAIL "$(tail -1 "$out/unpack.log")"
         exit 1
     }
     # shellcheck source=/dev/null
-    . "$top/$build/slurm/env.sh"
+    . "$build/slurm/env.sh"
 fi
 
 # ---- the staged install ----
@@ -57,10 +58,11 @@ if [ "$engine" = cuda ]; then
         result build FAIL "$(tail -1 "$out/build.log")"
         exit 1
     fi
-    export EPO_STAGE_DIR=$top/$build/stage
+    export EPO_STAGE_DIR=$build/stage
     [ "$ranks" -le "$gpus" ] || ranks_note=" (2 ranks share 1 GPU)"
     gpu_options=(-g "$((gpus < ranks ? gpus : ranks))" -G)
     step=(-n "$ranks" "--gpus=$((gpus < ranks ? gpus : ranks))")
+    [ "$gpus" -lt "$ranks" ] || export BOUND="-n $ranks --gpus-per-task=1" # each task sees its own GPU alone
 else
     gpu_options=(-g 2)
     step=(-n "$ranks")
@@ -78,7 +80,7 @@ train() { # name srun's options... -- ep-train's options...
     while [ "$1" != -- ]; do options="$options $1" && shift; done
     shift
     # shellcheck disable=SC2086
-    timeout -k 5 40 srun "$@" $options ep-train --engine "$engine" --steps "$steps" --no-measure --save-weights "$out/$name.weights" \
+    timeout -k 5 40 srun "$@" $options "${EPO_TRAIN:-ep-train}" --engine "$engine" --steps "$steps" --no-measure --save-weights "$out/$name.weights" \
         $more "$PWD/LICENSE" >"$out/$name.log" 2>&1 || echo "status $?" >>"$out/$name.log"
 }
 step="$*"
@@ -88,6 +90,7 @@ step="$*"
     more="--dispatcher alltoall" train alltoall-off --ep-overlap=off -- $step
     more= train alltoall-on --ep-overlap=on --ep-dispatcher=alltoall -- $step
     more= train alltoall-wgrad --ep-overlap=on --ep-dispatcher=alltoall --delay-wgrad -- $step
+    [ -z "$BOUND" ] || more= train alltoall-bound --ep-overlap=on --ep-dispatcher=alltoall -- $BOUND
     more="--dispatcher flex" train flex-off --ep-overlap=off -- $step
     more= train flex-on --ep-overlap=on --ep-dispatcher=flex -- $step
     more= train flex-wgrad --ep-overlap=on --ep-dispatcher=flex --delay-wgrad -- $step
@@ -98,7 +101,7 @@ step="$*"
     echo "status $?" >>"$out/bench.log"
 }
 STEPS
-if ! cluster bash "$out/steps.sh" "$top/$out" "$steps" "$engine" "${step[@]}" >"$out/cluster.log" 2>&1; then
+if ! cluster bash "$out/steps.sh" "$out" "$steps" "$engine" "${step[@]}" >"$out/cluster.log" 2>&1; then
     tail -20 "$out/cluster.log" >&2
     result cluster FAIL "$(grep -v 'kept:' "$out/cluster.log" | tail -1)"
     [ -e "$out/alltoall-off.log" ] || exit 1
@@ -124,6 +127,7 @@ for dispatcher in alltoall flex; do
     compare "$dispatcher-on" "$dispatcher-off" "on, dispatcher $dispatcher, weight gradients at once"
     compare "$dispatcher-wgrad" "$dispatcher-off" "on, dispatcher $dispatcher, weight gradients delayed"
 done
+[ -z "$BOUND" ] || compare alltoall-bound alltoall-off "on, dispatcher alltoall"
 compare bf16-on bf16-off "on, dispatcher alltoall"
 if [ "$engine" = cuda ]; then
     driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -1)

@@ -346,6 +346,8 @@ static epo_status settings(bench_rank *b, epo_group_info *info) {
     snprintf(r->engine, sizeof r->engine, "%s", info->engine);
     snprintf(r->versions, sizeof r->versions, "%s", info->versions);
     snprintf(r->gpu, sizeof r->gpu, "%s", b->device.name);
+    const char *why = strstr(info->reason, "host engine: ");
+    snprintf(r->why_host, sizeof r->why_host, "%s", why != NULL ? why : "");
     r->sms = b->device.sms;
     r->visible = b->device.visible;
     r->threads = b->world != NULL;

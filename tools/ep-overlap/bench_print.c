@@ -29,6 +29,8 @@ static void heading(const bench_options *o, const bench_result *r) {
     if (r->info.link_gbs > 0)
         printf(", EMULATED link %g GB/s + %g us", r->info.link_gbs, r->info.link_us);
     printf("\nep-overlap %s, %s\n", epo_version(), r->versions);
+    if (r->why_host[0] != '\0')
+        printf("%s\n", r->why_host);
     if (r->shared)
         printf("%d ranks share %d GPU%s: times show the order of things, not a speed\n",
                r->info.ranks, r->visible, r->visible == 1 ? "" : "s");
@@ -96,7 +98,7 @@ static void ceilings(const bench_arm *arm, int arms, const bench_result *r) {
     printf("  D* = C*    %9.3f ms a pass: one row per token and other rank, %s", r->least_ms,
            r->copy_of);
     if (r->copy_gbs > 0)
-        printf(" at %.1f GB/s", r->copy_gbs);
+        printf(" at %.*f GB/s", r->copy_gbs < 10 ? 2 : 1, r->copy_gbs);
     printf("\n  floor      %9.3f ms forward, %.3f ms both\n", r->arm[0].floor_f, r->arm[0].floor_b);
     for (int a = 0; a < arms; a++)
         if (arm[a].serial == a)
