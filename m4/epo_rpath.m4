@@ -13,7 +13,7 @@ while :; do # ${exec_prefix}/lib, ${prefix}/lib, /usr/local/lib
     AS_IF([test "x$epo_next" = "x$epo_libdir"], [break])
     epo_libdir=$epo_next
 done
-AS_CASE([" $sys_lib_dlsearch_path_spec "],
+AS_CASE([" $sys_lib_dlsearch_path_spec /lib /lib64 /usr/lib /usr/lib64 "],
     [*" $epo_libdir "*], [epo_how="as the loader does"],
     [AS_CASE(["$bindir|$libdir"],
         ['${exec_prefix}/bin|${exec_prefix}/'*],

@@ -157,11 +157,21 @@ static void settle_library(struct ep_plugin *plugin, spank_t spank) {
         ep_serve_as_off(plugin, why);
 }
 
-void ep_step_decide(struct ep_plugin *plugin, spank_t spank) {
+/* Which step it is.  Without that nobody can be served, and who asked is told. */
+static bool identify(struct ep_plugin *plugin, spank_t spank) {
     const struct wrap_spank *api = plugin->api;
     if (api->get_number(spank, S_JOB_ID, &plugin->job) != 0 ||
-        api->get_number(spank, S_JOB_STEPID, &plugin->step) != 0 ||
-        plugin->step >= WRAP_STEP_SPECIAL)
+        api->get_number(spank, S_JOB_STEPID, &plugin->step) != 0) {
+        if (plugin->command[EPO_OPT_OVERLAP] == EPO_OVERLAP_ON)
+            snprintf(plugin->refusal, sizeof plugin->refusal,
+                     "Slurm does not tell which step this is; --ep-overlap cannot be served");
+        return false;
+    }
+    return plugin->step < WRAP_STEP_SPECIAL;
+}
+
+void ep_step_decide(struct ep_plugin *plugin, spank_t spank) {
+    if (!identify(plugin, spank))
         return;
     plugin->srun_step = true;
     ep_settings_load(plugin);

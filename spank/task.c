@@ -185,7 +185,7 @@ static bool is_visible(const struct epo_decision *decision) {
 
 int ep_task_start(struct ep_plugin *plugin, spank_t spank) {
     plugin->api->task_unsetenv(spank, EPO_STEP_RECORD);
-    if (!plugin->srun_step) {
+    if (!plugin->srun_step && plugin->refusal[0] == '\0') {
         ep_task_batch_note(plugin, spank);
         return 0;
     }

@@ -177,7 +177,6 @@ static void numbers_that_slurm_lacks_change_nothing(void) {
     configure("");
     fake.no_numbers = true;
     begin(S_CTX_REMOTE);
-    give_on();
     ep_step_decide(&plugin, NULL);
     CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
     CU_ASSERT_EQUAL(fake.task.count, 0);
