@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-# The interposer with nothing but GNU make and a C compiler, for a bare machine:
+# The interposer and the API library with nothing but GNU make and a C compiler, for a bare
+# machine (the CUDA engine: build.mk, then O/ep-overlap/engine_cuda.so):
 #   make -f tests/gpu/intercept.mk O=DIR
 O ?= build-gpu
 CC := /usr/bin/gcc
 VERSION := $(shell sed -n 's/^AC_INIT(\[ep-overlap\], \[\(.*\)\])/\1/p' configure.ac)
 C_FILES := $(wildcard lib/preload/intercept/*.c lib/rules/*.c) lib/preload/ranks.c \
   $(addprefix lib/core/,status.c version.c facts.c fact_value.c text.c options.c env_list.c env_record.c \
-  trust.c hostlist.c unserved.c)
+  trust.c hostlist.c unserved.c group_card.c)
 CFLAGS := -std=gnu11 -O2 -g -Wall -Wextra -Werror -fPIC -fvisibility=hidden -pthread -include lib/core/libc.h \
   -Ilib -Ilib/include -I$(O)/intercept
 OBJECTS := $(C_FILES:%.c=$(O)/intercept/%.o)
+API := $(patsubst %.c,$(O)/intercept/%.o,$(wildcard lib/preload/*.c) $(filter lib/core/%,$(C_FILES)))
+
+all: $(O)/libep_overlap_intercept.so $(O)/libep_overlap.so.0
+$(O)/libep_overlap.so.0: $(API) lib/preload/ep_overlap.map
+	$(CC) -shared -pthread -Wl,-z,defs,-z,now,-soname,libep_overlap.so.0 -Wl,--version-script=lib/preload/ep_overlap.map \
+	  -o $@ $(sort $(API)) -ldl
 
 $(O)/libep_overlap_intercept.so: $(OBJECTS) lib/preload/intercept/intercept.map
 	$(CC) -shared -pthread -Wl,-z,defs,-z,now -Wl,--version-script=lib/preload/intercept/intercept.map -o $@ \

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libep_overlap.so by ctypes: the structs and functions of ep_overlap.h that the binding uses.
+
+Nothing here needs torch, and nothing is opened before `library()` is called.
+"""
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
+from typing import Any, List, Optional
+
+OK, E_ARG, E_UNSUPPORTED = 0, 1, 9
+DEFAULT, OFF, ON = -1, 0, 1
+F32, BF16, F16 = 0, 1, 2
+ALLTOALL, FLEX = 0, 1
+ENGINE_AUTO, ENGINE_HOST, ENGINE_CUDA = 0, 1, 2
+
+DISPATCHERS = {None: -1, "alltoall": ALLTOALL, "flex": FLEX}
+ENGINES = {None: ENGINE_AUTO, "auto": ENGINE_AUTO, "host": ENGINE_HOST, "cuda": ENGINE_CUDA}
+OVERFLOWS = {"error": 0, "drop_by_weight": 1, "drop_by_position": 2}
+
+ALLGATHER = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t, c_void_p)
+BARRIER = ctypes.CFUNCTYPE(c_int, c_void_p)
+
+
+class Error(RuntimeError):
+    """A call of the library failed. `status` is its name, "EPO_E_PEER" for example."""
+
+    def __init__(self, status: str, text: str) -> None:
+        super().__init__("%s: %s" % (status, text))
+        self.status = status
+
+
+class _Sized(ctypes.Structure):
+    """A struct that begins with its own size; fields not given are zero."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(size=ctypes.sizeof(type(self)), **fields)
+
+
+class Bootstrap(_Sized):
+    _fields_ = [("size", c_size_t), ("ctx", c_void_p), ("allgather", ALLGATHER), ("barrier", BARRIER)]
+
+
+class GroupConfig(_Sized):
+    _fields_ = [
+        ("size", c_size_t), ("engine", c_int), ("rank", c_int), ("ranks", c_int),
+        ("members", POINTER(c_int)), ("nmembers", c_int), ("bootstrap", POINTER(Bootstrap)),
+        ("threads", c_void_p), ("overlap", c_int), ("dispatcher", c_int), ("delay_wgrad", c_int),
+        ("chunks", c_int), ("timeout_s", c_double), ("warn_s", c_double),
+        ("wgrad_limit_bytes", c_uint64), ("nccl_comm", c_void_p),
+    ]
+
+
+class GroupInfo(_Sized):
+    _fields_ = [
+        ("size", c_size_t), ("engine", c_char_p), ("rank", c_int), ("ranks", c_int),
+        ("overlap", c_int), ("dispatcher", c_int), ("delay_wgrad", c_int), ("chunks", c_int),
+        ("link_gbs", c_double), ("link_us", c_double), ("reason", c_char_p), ("versions", c_char_p),
+    ]
+
+
+class BufferConfig(_Sized):
+    _fields_ = [
+        ("size", c_size_t), ("experts", c_int), ("hidden", c_int), ("top_k", c_int),
+        ("max_tokens", c_int), ("type", c_int), ("dispatcher", c_int), ("chunks", c_int),
+        ("align_rows", c_int), ("max_rows", c_uint64), ("capacity_factor", c_double),
+        ("capacity", c_int), ("overflow", c_int), ("pad_to_capacity", c_int),
+    ]
+
+
+class Routing(_Sized):
+    _fields_ = [("size", c_size_t), ("tokens", c_int), ("top_k", c_int), ("experts", c_void_p),
+                ("weights", c_void_p)]
+
+
+class LayerConfig(_Sized):
+    _fields_ = [
+        ("size", c_size_t), ("experts", c_int), ("hidden", c_int), ("ffn", c_int), ("type", c_int),
+        ("wgrad_type", c_int), ("w1", c_void_p), ("w2", c_void_p), ("dw1", c_void_p),
+        ("dw2", c_void_p), ("wgrad_ready", c_void_p), ("ctx", c_void_p),
+    ]
+
+
+_SIGNATURES = {
+    "epo_group_create": [POINTER(GroupConfig), POINTER(c_void_p)],
+    "epo_group_destroy": [c_void_p],
+    "epo_group_query": [c_void_p, POINTER(GroupInfo)],
+    "epo_group_async_error": [c_void_p],
+    "epo_group_barrier": [c_void_p],
+    "epo_group_wgrad_flush": [c_void_p, c_void_p],
+    "epo_buffer_bytes": [c_void_p, POINTER(BufferConfig), POINTER(c_uint64)],
+    "epo_buffer_create": [c_void_p, POINTER(BufferConfig), POINTER(c_void_p)],
+    "epo_buffer_destroy": [c_void_p],
+    "epo_plan_create": [c_void_p, POINTER(Routing), c_void_p, POINTER(c_void_p)],
+    "epo_plan_rows": [c_void_p, POINTER(c_uint64)],
+    "epo_plan_experts": [c_void_p, POINTER(c_uint64), POINTER(c_uint64)],
+    "epo_dispatch": [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p],
+    "epo_combine": [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p],
+    "epo_layer_create": [c_void_p, POINTER(LayerConfig), POINTER(c_void_p)],
+    "epo_layer_destroy": [c_void_p],
+    "epo_forward": [c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_void_p), c_void_p],
+    "epo_backward": [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p],
+    "epo_layer_wgrad_flush": [c_void_p, c_void_p],
+}
+
+_library: Optional[ctypes.CDLL] = None
+
+
+def _open() -> ctypes.CDLL:
+    """The library that the job preloaded, else EP_OVERLAP_LIBRARY, else the system's."""
+    loaded = ctypes.CDLL(None)
+    if hasattr(loaded, "epo_version"):
+        return loaded
+    named = os.environ.get("EP_OVERLAP_LIBRARY")
+    try:
+        return ctypes.CDLL(named or "libep_overlap.so.0")
+    except OSError as e:
+        raise ImportError(
+            "libep_overlap.so.0 was not found (%s); install it, run under srun --ep-overlap, or name "
+            "it in EP_OVERLAP_LIBRARY" % e
+        ) from None
+
+
+def library() -> ctypes.CDLL:
+    """The opened library with its signatures set."""
+    global _library
+    if _library is None:
+        lib = _open()
+        for name, arguments in _SIGNATURES.items():
+            function = getattr(lib, name)
+            function.argtypes, function.restype = arguments, c_int
+        for name in ("epo_version", "epo_error"):
+            getattr(lib, name).restype = c_char_p
+        lib.epo_status_name.argtypes, lib.epo_status_name.restype = [c_int], c_char_p
+        for name in ("epo_plan_retain", "epo_plan_release", "epo_saved_release"):
+            getattr(lib, name).argtypes, getattr(lib, name).restype = [c_void_p], None
+        _library = lib
+    return _library
+
+
+def check(status: int) -> None:
+    """Raises what a status other than EPO_OK means: ValueError for a wrong argument."""
+    if status == OK:
+        return
+    lib = library()
+    name, text = lib.epo_status_name(status).decode(), lib.epo_error().decode(errors="replace")
+    raise ValueError(text) if status == E_ARG else Error(name, text)
+
+
+def create(function: str, *arguments: Any) -> c_void_p:
+    """Calls an epo_*_create function, whose last argument receives the object."""
+    out = c_void_p()
+    check(getattr(library(), function)(*arguments, byref(out)))
+    return out
+
+
+def plan_experts(plan: c_void_p, local: int) -> "tuple[List[int], List[int]]":
+    first, count = (c_uint64 * local)(), (c_uint64 * local)()
+    check(library().epo_plan_experts(plan, first, count))
+    return list(first), list(count)
+
+
+__all__ = ["Error", "library", "check", "create", "byref", "c_float", "c_int64"]

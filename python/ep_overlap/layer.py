@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MoELayer: dispatch, experts and combine as one module."""
+from __future__ import annotations
+
+from ctypes import byref, c_void_p
+from typing import Any, Callable, List, Optional
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from . import _capi as c
+from .ops import Buffer, Group, Plan, _need, _pointer, _tokens, _type_of, combine, dispatch
+
+
+class _Saved:
+    """What a forward keeps for its backward; released if none comes."""
+
+    def __init__(self, handle: c_void_p) -> None:
+        self.handle: Optional[c_void_p] = handle
+
+    def take(self) -> c_void_p:
+        if self.handle is None:
+            raise RuntimeError("MoELayer: backward ran already; it saves nothing for a second one")
+        handle, self.handle = self.handle, None
+        return handle
+
+    def __del__(self) -> None:
+        if self.handle is not None and c._library is not None:
+            c._library.epo_saved_release(self.handle)
+
+
+class _Experts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weights: torch.Tensor, layer: "MoELayer", plan: Plan,
+                trains: bool, *parameters: torch.Tensor) -> torch.Tensor:
+        x, y, saved = _tokens(plan, x, "x"), plan.empty_tokens(), c_void_p()
+        c.check(c.library().epo_forward(layer.handle, plan.handle, _pointer(x), _pointer(y),
+                                        byref(saved) if trains else None, plan.group.stream()))
+        ctx.layer, ctx.plan, ctx.saved = layer, plan, _Saved(saved) if trains else None
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        layer, plan = ctx.layer, ctx.plan
+        layer._offer_gradients()
+        dy, dx = _tokens(plan, dy, "gradient of y"), plan.empty_tokens()
+        dweights = torch.empty(plan.tokens, plan.top_k, dtype=torch.float32, device=plan.group.device)
+        c.check(c.library().epo_backward(layer.handle, ctx.saved.take(), _pointer(dy), _pointer(dx),
+                                         dweights.data_ptr(), plan.group.stream()))
+        layer._gradients_came()
+        return (dx, dweights, None, None, None) + (None,) * (len(ctx.needs_input_grad) - 5)
+
+
+class MoELayer(torch.nn.Module):
+    """y = MoE(x) over the ranks of `group`. [collective], forward and backward.
+
+    hidden H, ffn F, experts E of the whole group (El = E / ranks here), top_k K, max_tokens T at most.
+    Built-in experts: w1 [El, 2F, H] and w2 [El, H, F], y = w2 (weight * silu(g) * u) with g, u = w1 x.
+    Their gradients are added by the library, not by autograd: into `w.grad`, or, with
+    `grad_dtype=torch.float32` beside narrower weights, into `w.main_grad`. Call `flush()` before they
+    are read (delayed weight gradients come no sooner), or register a hook with
+    `register_wgrad_hook`.
+    `module`: own experts instead: called as module(rows [R, H], counts: list of El) on expert-major
+    rows, its result times the router weights is combined.
+
+    Refuses to run inside DistributedDataParallel or FSDP, or with gradient hooks on its weights: those
+    fire when autograd is done with a parameter, which is before, or without, our gradients.
+    """
+
+    def __init__(self, group: Group, *, hidden: int, ffn: int = 0, experts: int, top_k: int, max_tokens: int,
+                 dtype: torch.dtype = torch.bfloat16, grad_dtype: Optional[torch.dtype] = None,
+                 module: Optional[torch.nn.Module] = None, **buffer: Any) -> None:
+        super().__init__()
+        if experts % group.ranks != 0:
+            raise ValueError("experts: found %d, allowed is a multiple of %d ranks" % (experts, group.ranks))
+        self.group = group
+        self.buffer = Buffer(group, hidden=hidden, experts=experts, top_k=top_k, max_tokens=max_tokens,
+                             dtype=dtype, **buffer)
+        self.module = module
+        self._hooks: List[Callable[["MoELayer"], None]] = []
+        self._pending = False
+        self._handle: Optional[c_void_p] = None
+        if module is not None:
+            return
+        if ffn < 1:
+            raise ValueError("ffn: found %d, allowed is a number from 1 (or give `module`)" % ffn)
+        local, device = experts // group.ranks, group.device
+        self.w1 = torch.nn.Parameter(torch.empty(local, 2 * ffn, hidden, dtype=dtype, device=device))
+        self.w2 = torch.nn.Parameter(torch.empty(local, hidden, ffn, dtype=dtype, device=device))
+        with torch.no_grad():
+            self.w1.normal_(0.0, hidden**-0.5)
+            self.w2.normal_(0.0, ffn**-0.5)
+        grad_dtype = grad_dtype or dtype
+        self._grads = [torch.zeros_like(w, dtype=grad_dtype) for w in (self.w1, self.w2)]
+        if grad_dtype != dtype:
+            self.w1.main_grad, self.w2.main_grad = self._grads
+        self._config = c.LayerConfig(
+            experts=experts, hidden=hidden, ffn=ffn, type=_type_of(dtype), wgrad_type=_type_of(grad_dtype),
+            w1=self.w1.data_ptr(), w2=self.w2.data_ptr(), dw1=self._grads[0].data_ptr(),
+            dw2=self._grads[1].data_ptr())
+        self._at = (self.w1.data_ptr(), self.w2.data_ptr())
+        self._handle = c.create("epo_layer_create", group.handle, byref(self._config))
+
+    @property
+    def handle(self) -> c_void_p:
+        if self._handle is None:
+            raise RuntimeError("this layer was closed, or has its own module")
+        return self._handle
+
+    def forward(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """x [T, H], experts int64 [T, K] (-1: unused), weights float32 [T, K] -> y [T, H]."""
+        plan = self.buffer.plan(experts, weights)
+        if self.module is not None:
+            rows, row_weights = dispatch(x, weights, plan)
+            out = self.module(rows, plan.counts)
+            return combine((out * row_weights[:, None]).to(self.buffer.dtype), plan)
+        self._check_place()
+        weights = _need(weights, "weights", (plan.tokens, plan.top_k), torch.float32, self.group.device)
+        trains = torch.is_grad_enabled() and (
+            x.requires_grad or weights.requires_grad or self.w1.requires_grad or self.w2.requires_grad)
+        return _Experts.apply(x, weights, self, plan, trains, self.w1, self.w2)
+
+    def _check_place(self) -> None:
+        """Weights where the library knows them, and nobody who would take gradients too early."""
+        for name, w, at in (("w1", self.w1, self._at[0]), ("w2", self.w2, self._at[1])):
+            if type(w.data).__name__ == "DTensor" or getattr(w, "_is_flat_param", False) or w.numel() == 0:
+                raise RuntimeError("MoELayer.%s is sharded (FSDP): leave the layer out of it" % name)
+            if w.data_ptr() != at:
+                raise RuntimeError("MoELayer.%s has moved (to another device or type, or into a flat buffer): "
+                                   "make the layer where it is to stay" % name)
+            if getattr(w, "_post_accumulate_grad_hooks", None) or getattr(w, "_backward_hooks", None):
+                raise RuntimeError("MoELayer.%s has a gradient hook (overlap_grad_reduce?), which would run before "
+                                   "its gradient is there: use register_wgrad_hook" % name)
+        ddp = torch.nn.parallel.DistributedDataParallel
+        active = getattr(ddp, "_get_active_ddp_module", lambda: None)()
+        if active is not None and any(p is self.w1 for p in active.parameters()):
+            ignored = set(getattr(active, "parameters_to_ignore", ()))
+            names = [n for n, p in active.module.named_parameters() if p is self.w1 or p is self.w2]
+            if any(n not in ignored for n in names):
+                raise RuntimeError("MoELayer inside DistributedDataParallel: its experts differ from rank to rank; "
+                                   "name %s in _ddp_params_and_buffers_to_ignore" % " and ".join(names))
+
+    def _offer_gradients(self) -> None:
+        """w.grad is the array that the library adds to: zero again where somebody dropped it."""
+        for w, g in zip((self.w1, self.w2), self._grads):
+            if hasattr(w, "main_grad"):
+                continue
+            if w.grad is None:
+                g.zero_()
+                w.grad = g
+            elif w.grad.data_ptr() != g.data_ptr():
+                g.copy_(w.grad)
+                w.grad = g
+
+    def _gradients_came(self) -> None:
+        self._pending = True
+        if not self.group.delay_wgrad:
+            self._call_hooks()
+
+    def _call_hooks(self) -> None:
+        self._pending = False
+        for hook in list(self._hooks):
+            hook(self)
+
+    def register_wgrad_hook(self, hook: Callable[["MoELayer"], None]) -> Callable[[], None]:
+        """Called with the layer when the weight gradients are complete in stream order: after each
+        backward, with delayed weight gradients after `flush()`. Returns what removes it."""
+        self._hooks.append(hook)
+        return lambda: self._hooks.remove(hook)
+
+    def flush(self) -> None:
+        """The weight gradients of all backwards so far are complete, in stream order."""
+        if self._handle is None:
+            return
+        c.check(c.library().epo_layer_wgrad_flush(self._handle, self.group.stream()))
+        if self._pending:
+            self._call_hooks()
+
+    def close(self) -> None:
+        """[collective] Flushes; after the last forward's graph is gone."""
+        if self._handle is not None:
+            handle, self._handle = self._handle, None
+            c.check(c.library().epo_layer_destroy(handle))
+        self.buffer.close()

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups, buffers, plans, and dispatch and combine with their gradients."""
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_uint64, c_void_p
+from typing import Any, List, Optional, Tuple
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from . import _capi as c
+
+_TYPES = {torch.float32: c.F32, torch.bfloat16: c.BF16, torch.float16: c.F16}
+
+
+def _check_torch() -> None:
+    found = tuple(int(p) for p in torch.__version__.split("+")[0].split(".")[:2])
+    if found < (2, 4):
+        raise ImportError("torch %s: ep_overlap needs 2.4 or newer" % torch.__version__)
+
+
+_check_torch()
+
+
+def _type_of(dtype: torch.dtype) -> int:
+    if dtype not in _TYPES:
+        raise ValueError("dtype: found %s, allowed are %s" % (dtype, ", ".join(map(str, _TYPES))))
+    return _TYPES[dtype]
+
+
+def _need(tensor: torch.Tensor, name: str, shape: Tuple[int, ...], dtype: torch.dtype,
+          device: torch.device) -> torch.Tensor:
+    """The tensor, contiguous, if it is what is needed; -1 in `shape` allows any size."""
+    fits = tensor.dim() == len(shape) and all(n in (-1, m) for n, m in zip(shape, tensor.shape))
+    if not fits or tensor.dtype != dtype or tensor.device.type != device.type:
+        raise ValueError("%s: found %s %s on %s, needed is %s %s on %s" % (
+            name, list(tensor.shape), tensor.dtype, tensor.device, list(shape), dtype, device))
+    return tensor.contiguous()
+
+
+def _pointer(tensor: Optional[torch.Tensor]) -> Optional[int]:
+    return None if tensor is None or tensor.numel() == 0 else tensor.data_ptr()
+
+
+class Group:
+    """The ranks that share the experts. [collective]
+
+    ranks of the job by default (torchrun's, mpirun's or Slurm's variables); `process_group`: a
+    torch.distributed group, whose ranks, in its order, form this one.
+    engine: "cuda", "host" or None (CUDA if there is a GPU).
+    overlap, delay_wgrad: None leaves them to the job's options (srun --ep-overlap, --delay-wgrad).
+    dispatcher: "alltoall", "flex" or None. Raises ValueError and ep_overlap.Error.
+    """
+
+    def __init__(self, process_group: Any = None, *, engine: Optional[str] = None,
+                 overlap: Optional[bool] = None, dispatcher: Optional[str] = None,
+                 delay_wgrad: Optional[bool] = None, chunks: int = 0, timeout_s: float = 0.0) -> None:
+        for name, table, word in (("engine", c.ENGINES, engine), ("dispatcher", c.DISPATCHERS, dispatcher)):
+            if word not in table:
+                raise ValueError("%s: found %r, allowed are %s" % (name, word, ", ".join(map(repr, table))))
+        config = c.GroupConfig(
+            engine=c.ENGINES[engine], rank=-1, ranks=-1, dispatcher=c.DISPATCHERS[dispatcher],
+            overlap=c.DEFAULT if overlap is None else int(overlap),
+            delay_wgrad=c.DEFAULT if delay_wgrad is None else int(delay_wgrad),
+            chunks=chunks, timeout_s=timeout_s)
+        self._bootstrap = None
+        if process_group is not None:
+            self._bootstrap = _bootstrap_of(process_group)
+            config.rank, config.ranks = process_group.rank(), process_group.size()
+            config.bootstrap = ctypes.pointer(self._bootstrap)
+        self._handle: Optional[c_void_p] = c.create("epo_group_create", byref(config))
+        info = c.GroupInfo()
+        c.check(c.library().epo_group_query(self._handle, byref(info)))
+        self.rank, self.ranks = info.rank, info.ranks
+        self.engine = info.engine.decode()
+        self.overlap, self.delay_wgrad = bool(info.overlap), bool(info.delay_wgrad)
+        self.reason, self.versions = info.reason.decode(), info.versions.decode()
+        self.device = torch.device("cuda", torch.cuda.current_device()) if self.engine == "cuda" else torch.device("cpu")
+
+    @property
+    def handle(self) -> c_void_p:
+        if self._handle is None:
+            raise RuntimeError("this group was closed")
+        return self._handle
+
+    def stream(self) -> Optional[int]:
+        """torch's current stream, as the library takes it."""
+        return torch.cuda.current_stream(self.device).cuda_stream if self.engine == "cuda" else None
+
+    def buffer(self, **shape: Any) -> "Buffer":
+        """See Buffer. [collective]"""
+        return Buffer(self, **shape)
+
+    def flush(self) -> None:
+        """All delayed weight gradients of the group are in their arrays, in stream order."""
+        c.check(c.library().epo_group_wgrad_flush(self.handle, self.stream()))
+
+    def check(self) -> None:
+        """Raises an error that a device reported late or that broke the group."""
+        c.check(c.library().epo_group_async_error(self.handle))
+
+    def close(self) -> None:
+        """[collective] After the last buffer and layer. Groups are not closed by the garbage
+        collector: it runs at another time on every rank."""
+        if self._handle is not None:
+            handle, self._handle = self._handle, None
+            c.check(c.library().epo_group_destroy(handle))
+
+
+def _bootstrap_of(group: Any) -> c.Bootstrap:
+    """Bytes from every rank over a torch.distributed group, while ours is made."""
+    import torch.distributed as dist
+
+    gpu = "nccl" in str(dist.get_backend(group))
+    device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
+
+    def allgather(_: Any, mine: int, count: int, everything: int) -> int:
+        try:
+            if count == 0:
+                dist.barrier(group)
+                return 0
+            source = (ctypes.c_ubyte * count).from_address(mine)
+            one = torch.frombuffer(source, dtype=torch.uint8).to(device)
+            parts = [torch.empty_like(one) for _ in range(group.size())]
+            dist.all_gather(parts, one, group=group)
+            for i, part in enumerate(parts):
+                host = part.cpu().contiguous()
+                ctypes.memmove(everything + i * count, host.data_ptr(), count)
+            return 0
+        except Exception as e:  # no exception may cross into C
+            print("ep_overlap: gathering over torch.distributed: %s" % e, flush=True)
+            return 1
+
+    def barrier(_: Any) -> int:
+        try:
+            dist.barrier(group)
+            return 0
+        except Exception as e:
+            print("ep_overlap: barrier over torch.distributed: %s" % e, flush=True)
+            return 1
+
+    return c.Bootstrap(allgather=c.ALLGATHER(allgather), barrier=c.BARRIER(barrier))
+
+
+class Buffer:
+    """The windows through which rows of one shape travel. [collective]
+
+    experts: E of the whole group. top_k: K at most. max_tokens: T of any rank at most.
+    capacity_factor, overflow ("error", "drop_by_weight", "drop_by_position"), pad_to_capacity: as
+    ep_overlap.h has them; without them every plan has its exact size.
+    """
+
+    def __init__(self, group: Group, *, hidden: int, experts: int, top_k: int, max_tokens: int,
+                 dtype: torch.dtype = torch.bfloat16, dispatcher: Optional[str] = None, chunks: int = 0,
+                 align_rows: int = 0, max_rows: int = 0, capacity_factor: float = 0.0,
+                 capacity: int = -1, overflow: str = "error", pad_to_capacity: bool = False) -> None:
+        if overflow not in c.OVERFLOWS:
+            raise ValueError("overflow: found %r, allowed are %s" % (overflow, ", ".join(c.OVERFLOWS)))
+        self.group, self.hidden, self.experts, self.top_k, self.dtype = group, hidden, experts, top_k, dtype
+        self._config = c.BufferConfig(
+            experts=experts, hidden=hidden, top_k=top_k, max_tokens=max_tokens, type=_type_of(dtype),
+            dispatcher=c.DISPATCHERS[dispatcher], chunks=chunks, align_rows=align_rows, max_rows=max_rows,
+            capacity_factor=capacity_factor, capacity=capacity, overflow=c.OVERFLOWS[overflow],
+            pad_to_capacity=int(pad_to_capacity))
+        count = c_uint64()
+        c.check(c.library().epo_buffer_bytes(group.handle, byref(self._config), byref(count)))
+        self.bytes = count.value
+        self._handle: Optional[c_void_p] = c.create("epo_buffer_create", group.handle, byref(self._config))
+
+    @property
+    def handle(self) -> c_void_p:
+        if self._handle is None:
+            raise RuntimeError("this buffer was closed")
+        return self._handle
+
+    def plan(self, experts: torch.Tensor, weights: Optional[torch.Tensor] = None) -> "Plan":
+        """experts int64 [T, K], -1 for a slot that is not used; weights float32 [T, K] or None: 1.
+        [collective] Waits until the counts are known."""
+        return Plan(self, experts, weights)
+
+    def close(self) -> None:
+        """[collective] After the last plan made from it."""
+        if self._handle is not None:
+            handle, self._handle = self._handle, None
+            c.check(c.library().epo_buffer_destroy(handle))
+
+
+class Plan:
+    """Which row goes where: made once from a routing, used by forward and backward.
+
+    rows: expert-major rows on this rank. first, counts: each local expert's first row and rows.
+    """
+
+    def __init__(self, buffer: Buffer, experts: torch.Tensor, weights: Optional[torch.Tensor]) -> None:
+        group = buffer.group
+        experts = _need(experts, "experts", (-1, -1), torch.int64, group.device)
+        self.tokens, self.top_k = int(experts.shape[0]), int(experts.shape[1])
+        if weights is not None:
+            weights = _need(weights.detach(), "weights", (self.tokens, self.top_k), torch.float32, group.device)
+        self.buffer, self.group = buffer, group
+        routing = c.Routing(tokens=self.tokens, top_k=self.top_k, experts=_pointer(experts), weights=_pointer(weights))
+        self.handle: Optional[c_void_p] = c.create("epo_plan_create", buffer.handle, byref(routing), group.stream())
+        rows = c_uint64()
+        c.check(c.library().epo_plan_rows(self.handle, byref(rows)))
+        self.rows = rows.value
+        self.first, self.counts = c.plan_experts(self.handle, buffer.experts // group.ranks)
+
+    def empty_rows(self) -> torch.Tensor:
+        return torch.empty(self.rows, self.buffer.hidden, dtype=self.buffer.dtype, device=self.group.device)
+
+    def empty_tokens(self) -> torch.Tensor:
+        return torch.empty(self.tokens, self.buffer.hidden, dtype=self.buffer.dtype, device=self.group.device)
+
+    def __del__(self) -> None:
+        handle, self.handle = getattr(self, "handle", None), None
+        if handle is not None and c._library is not None:
+            c._library.epo_plan_release(handle)
+
+
+def _tokens(plan: Plan, x: torch.Tensor, name: str) -> torch.Tensor:
+    return _need(x, name, (plan.tokens, plan.buffer.hidden), plan.buffer.dtype, plan.group.device)
+
+
+def _rows(plan: Plan, x: torch.Tensor, name: str) -> torch.Tensor:
+    return _need(x, name, (plan.rows, plan.buffer.hidden), plan.buffer.dtype, plan.group.device)
+
+
+def _dispatch(plan: Plan, x: torch.Tensor, row_weights: Optional[torch.Tensor]) -> torch.Tensor:
+    out = plan.empty_rows()
+    c.check(c.library().epo_dispatch(plan.handle, _pointer(x), _pointer(out), _pointer(row_weights), plan.group.stream()))
+    return out
+
+
+class _Dispatch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weights: Optional[torch.Tensor], plan: Plan) -> Any:
+        ctx.plan, ctx.weighted = plan, weights is not None
+        row_weights = torch.empty(plan.rows, dtype=torch.float32, device=plan.group.device)
+        rows = _dispatch(plan, _tokens(plan, x, "x"), row_weights)
+        return rows, row_weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, drows: torch.Tensor, drow_weights: torch.Tensor) -> Any:
+        plan = ctx.plan
+        dx, dweights, dr = plan.empty_tokens(), None, None
+        if ctx.weighted:
+            dweights = torch.empty(plan.tokens, plan.top_k, dtype=torch.float32, device=plan.group.device)
+            dr = _need(drow_weights, "gradient of row_weights", (plan.rows,), torch.float32, plan.group.device)
+        # A rank without rows has nothing to give but must say that it has weights.
+        keep = dr if dr is None or dr.numel() else torch.zeros(1, device=plan.group.device)
+        c.check(c.library().epo_combine(
+            plan.handle, _pointer(_rows(plan, drows, "gradient of rows")), _pointer(dx),
+            None if keep is None else keep.data_ptr(),
+            None if dweights is None else dweights.data_ptr(), plan.group.stream()))
+        return dx, dweights, None
+
+
+class _Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, plan: Plan) -> torch.Tensor:
+        ctx.plan = plan
+        y = plan.empty_tokens()
+        c.check(c.library().epo_combine(plan.handle, _pointer(_rows(plan, rows, "rows")), _pointer(y), None, None,
+                                        plan.group.stream()))
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        return _dispatch(ctx.plan, _tokens(ctx.plan, dy, "gradient of y"), None), None
+
+
+def dispatch(x: torch.Tensor, weights: Optional[torch.Tensor], plan: Plan) -> Tuple[torch.Tensor, torch.Tensor]:
+    """x [T, H] to (rows [plan.rows, H], row_weights float32 [plan.rows]), differentiable in both.
+
+    weights: the tensor that `plan` was made with (its gradient comes back through it), or None.
+    [collective], and so is its backward: every rank runs both, in the same order.
+    """
+    return _Dispatch.apply(x, weights, plan)
+
+
+def combine(rows: torch.Tensor, plan: Plan) -> torch.Tensor:
+    """rows [plan.rows, H] to y [T, H]: the unweighted sum of each token's rows. [collective]"""
+    return _Combine.apply(rows, plan)
+
+
+__all__: List[str] = ["Group", "Buffer", "Plan", "dispatch", "combine"]

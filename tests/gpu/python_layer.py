@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""python/ep_overlap on GPUs against plain torch: outputs and gradients.
+
+    python_layer.py            PYTHONPATH=python, EP_OVERLAP_LIBRARY and the engine beside it
+
+Two ranks, on two GPUs or both on one; each knows all ranks' tokens and computes the whole layer.
+"""
+import os
+import socket
+import subprocess
+import sys
+import time
+
+HERE = os.path.abspath(__file__)
+T, H, F, E, K, R = 192, 256, 128, 8, 2, 2
+
+
+def inputs(torch, rank, device):
+    g = torch.Generator().manual_seed(50 + rank)
+    t = T - 17 * rank  # uneven
+    x = torch.randn(t, H, generator=g).to(torch.bfloat16)
+    experts = torch.stack([torch.randperm(E, generator=g)[:K] for _ in range(t)])
+    experts[3, 1] = -1
+    weights = torch.rand(t, K, generator=g)
+    dy = torch.randn(t, H, generator=g).to(torch.bfloat16)
+    return tuple(v.to(device) for v in (x, experts, weights, dy))
+
+
+def all_weights(torch, device):
+    g = torch.Generator().manual_seed(7)
+    w1 = (torch.randn(E, 2 * F, H, generator=g) * H**-0.5).to(torch.bfloat16)
+    w2 = (torch.randn(E, H, F, generator=g) * F**-0.5).to(torch.bfloat16)
+    return w1.to(device), w2.to(device)
+
+
+def reference(torch, x, experts, weights, w1, w2):
+    """One token after the other's slot, in fp32."""
+    y = torch.zeros(x.shape[0], H, device=x.device)
+    for k in range(K):
+        for e in range(E):
+            rows = (experts[:, k] == e).nonzero()[:, 0]
+            if rows.numel() == 0:
+                continue
+            z = x[rows] @ w1[e].t()
+            a = torch.nn.functional.silu(z[:, :F]) * z[:, F:] * weights[rows, k][:, None]
+            y = y.index_add(0, rows, a @ w2[e].t())
+    return y
+
+
+def close(torch, name, got, want):
+    scale = want.float().abs().max().item() + 1e-6
+    error = (got.float() - want.float()).abs().max().item() / scale
+    print("%-34s largest difference %.4f of the largest value" % (name, error), flush=True)
+    if not error < 0.03:
+        raise SystemExit("rank %s: %s differs" % (os.environ["RANK"], name))
+
+
+def rank_main():
+    import torch
+
+    import ep_overlap
+
+    rank = int(os.environ["RANK"])
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    device = torch.device("cuda", torch.cuda.current_device())
+    process_group = None
+    if os.environ["WAY"] == "torch":
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        process_group = dist.group.WORLD
+    w1, w2 = all_weights(torch, device)
+    mine = slice(rank * E // R, (rank + 1) * E // R)
+    # what every rank has to come to
+    want = []
+    full1, full2 = w1.float().requires_grad_(), w2.float().requires_grad_()
+    for r in range(R):
+        x, experts, weights, dy = inputs(torch, r, device)
+        x, weights = x.float().requires_grad_(), weights.requires_grad_()
+        y = reference(torch, x, experts, weights, full1, full2)
+        y.backward(dy.float())
+        want.append((y.detach(), x.grad, weights.grad))
+    y_want, dx_want, dw_want = want[rank]
+    for dispatcher, overlap, delay in (("alltoall", False, False), ("alltoall", True, True), ("flex", True, True)):
+        name = "%s overlap=%d delay=%d " % (dispatcher, overlap, delay)
+        group = ep_overlap.Group(process_group, engine="cuda", overlap=overlap, dispatcher=dispatcher,
+                                 delay_wgrad=delay, timeout_s=20)
+        layer = ep_overlap.MoELayer(group, hidden=H, ffn=F, experts=E, top_k=K, max_tokens=T)
+        with torch.no_grad():
+            layer.w1.copy_(w1[mine])
+            layer.w2.copy_(w2[mine])
+        x, experts, weights, dy = inputs(torch, rank, device)
+        x, weights = x.requires_grad_(), weights.requires_grad_()
+        hooked = []
+        layer.register_wgrad_hook(hooked.append)
+        for step in range(2):
+            x.grad = weights.grad = None
+            layer.zero_grad(set_to_none=True)
+            y = layer(x, experts, weights)
+            y.backward(dy)
+            layer.flush()
+            assert len(hooked) == step + 1, hooked
+            if rank == 0 or step:
+                close(torch, name + "y", y, y_want)
+                close(torch, name + "dx", x.grad, dx_want)
+                close(torch, name + "dweights", weights.grad, dw_want)
+                close(torch, name + "dw1", layer.w1.grad, full1.grad[mine])
+                close(torch, name + "dw2", layer.w2.grad, full2.grad[mine])
+        # own experts between dispatch and combine, on the same routing
+        a, b = w1[mine], w2[mine]
+
+        class Own(torch.nn.Module):
+            def forward(self, rows, counts):
+                out = torch.zeros_like(rows)
+                for e, n in enumerate(counts):
+                    at = plan.first[e]
+                    z = rows[at : at + n] @ a[e].t()
+                    out[at : at + n] = (torch.nn.functional.silu(z[:, :F]) * z[:, F:]) @ b[e].t()
+                return out
+
+        plan = layer.buffer.plan(experts, weights)
+        x2, weights2 = x.detach().requires_grad_(), weights.detach().requires_grad_()
+        rows, row_weights = ep_overlap.dispatch(x2, weights2, plan)
+        y2 = ep_overlap.combine((Own()(rows, plan.counts) * row_weights[:, None]).to(rows.dtype), plan)
+        y2.backward(dy)
+        close(torch, name + "own experts: y", y2, y_want)
+        close(torch, name + "own experts: dx", x2.grad, dx_want)
+        close(torch, name + "own experts: dweights", weights2.grad, dw_want)
+        # refusals
+        handle = layer.w1.register_hook(lambda g: g)
+        try:
+            layer(x, experts, weights)
+            raise SystemExit("a gradient hook was accepted")
+        except RuntimeError as e:
+            assert "register_wgrad_hook" in str(e), e
+        handle.remove()
+        if rank == 0:
+            try:
+                ep_overlap.dispatch(x.float(), None, plan)
+                raise SystemExit("a wrong dtype was accepted")
+            except ValueError as e:
+                assert "x: found" in str(e), e
+        del y, y2, rows, plan
+        group.check()
+        layer.close()
+        group.close()
+    print("rank %d: ok" % rank, flush=True)
+
+
+def main():
+    if "RANK" in os.environ:
+        return rank_main()
+    status = 0
+    for way in ("launcher", "torch"):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        ranks = [
+            subprocess.Popen([sys.executable, HERE], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                             env=dict(os.environ, RANK=str(r), WORLD_SIZE=str(R), LOCAL_RANK=str(r), WAY=way,
+                                      MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)))
+            for r in range(R)
+        ]
+        until = time.time() + 60
+        for r, p in enumerate(ranks):
+            try:
+                said = p.communicate(timeout=max(1, until - time.time()))[0]
+            except subprocess.TimeoutExpired:
+                for q in ranks:
+                    q.kill()
+                said = p.communicate()[0] + "\n(no end)"
+            if p.returncode != 0 or r == 0:
+                print("-- %s: rank %d, status %d\n%s" % (way, r, p.returncode, said))
+            status = status or p.returncode
+    print("python layer: %s" % ("ok" if status == 0 else "FAILED"))
+    return 1 if status else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

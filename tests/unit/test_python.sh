@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# python/ep_overlap on the host engine, as far as it goes without torch: the structs have
+# the header's layout, and a call through them arrives. (With torch: tests/gpu/python_layer.py.)
+set -u
+top=$(cd "${top_builddir:-.}" && pwd)
+src=$(cd "${srcdir:-.}" && pwd)
+command -v python3 >/dev/null || { echo "left out: no python3" && exit 77; }
+work=$(mktemp -d) || exit 99
+trap 'rm -rf "$work"' EXIT
+failed=0
+
+# ---- layout: offsets and sizes by the compiler against ctypes ----
+PYTHONPATH=$src/python PYTHONDONTWRITEBYTECODE=1 python3 - "$work/layout.c" "$work/python" <<'P' || exit 1
+import importlib.util, sys, types
+package = types.ModuleType("ep_overlap")  # (its __init__ needs torch)
+spec = importlib.util.find_spec("ep_overlap")
+package.__path__ = list(spec.submodule_search_locations)
+sys.modules["ep_overlap"] = package
+from ep_overlap import _capi as c
+structs = {"epo_bootstrap": c.Bootstrap, "epo_group_config": c.GroupConfig, "epo_group_info": c.GroupInfo,
+           "epo_buffer_config": c.BufferConfig, "epo_routing": c.Routing, "epo_layer_config": c.LayerConfig}
+with open(sys.argv[1], "w") as f, open(sys.argv[2], "w") as p:
+    f.write('#include "ep_overlap.h"\n#include <stdio.h>\nint main(void) {\n')
+    for name, struct in structs.items():
+        f.write('printf("%s %%zu\\n", sizeof(%s));\n' % (name, name))
+        p.write("%s %d\n" % (name, __import__("ctypes").sizeof(struct)))
+        for field, _ in struct._fields_:
+            f.write('printf("%s.%s %%zu\\n", offsetof(%s, %s));\n' % (name, field, name, field))
+            p.write("%s.%s %d\n" % (name, field, getattr(struct, field).offset))
+    f.write("return 0; }\n")
+P
+if ${CC:-cc} -I "$src/lib/include" -o "$work/layout" "$work/layout.c" && "$work/layout" >"$work/c" &&
+    diff "$work/c" "$work/python"; then
+    echo "ok: structs as the header has them ($(wc -l <"$work/c") places)"
+else
+    echo "FAILED: structs as the header has them"
+    failed=1
+fi
+
+# ---- one rank on the host engine ----
+library=$top/.libs/libep_overlap.so.0
+[ -e "$top/.libs/engine_host.so" ] || { echo "left out: calls (no host engine in this build)" && exit $failed; }
+mkdir -p "$work/lib/ep-overlap"
+cp "$library" "$work/lib/" && cp "$top/.libs/engine_host.so" "$work/lib/ep-overlap/"
+if nm -D "$library" | grep -q '__[atu]san_'; then
+    echo "left out in a sanitized build: calls"
+    exit $failed
+fi
+cat >"$work/calls.py" <<'P'
+import array, importlib.util, sys, types
+from ctypes import byref, c_uint64, c_void_p
+package = types.ModuleType("ep_overlap")
+package.__path__ = list(importlib.util.find_spec("ep_overlap").submodule_search_locations)
+sys.modules["ep_overlap"] = package
+from ep_overlap import _capi as c
+T, H, E, K = 5, 4, 3, 2
+group = c.create("epo_group_create", byref(c.GroupConfig(engine=c.ENGINE_HOST, rank=-1, ranks=-1, overlap=c.ON, dispatcher=c.ALLTOALL, delay_wgrad=c.OFF)))
+info = c.GroupInfo()
+c.check(c.library().epo_group_query(group, byref(info)))
+assert info.engine == b"host" and info.ranks == 1 and info.overlap == 1, info.engine
+buffer = c.create("epo_buffer_create", group, byref(c.BufferConfig(experts=E, hidden=H, top_k=K, max_tokens=T, type=c.F32, dispatcher=-1, capacity=-1)))
+at = lambda a: a.buffer_info()[0]
+experts = array.array("q", [t % E if k == 0 else (t + 1) % E if t != 2 else -1 for t in range(T) for k in range(K)])
+weights = array.array("f", [1.0] * (T * K))
+plan = c.create("epo_plan_create", buffer, byref(c.Routing(tokens=T, top_k=K, experts=at(experts), weights=at(weights))), None)
+rows = c_uint64()
+c.check(c.library().epo_plan_rows(plan, byref(rows)))
+first, counts = c.plan_experts(plan, E)
+assert sum(counts) == T * K - 1 and first[0] == 0, (first, counts)
+x = array.array("f", [float(t * 10 + h) for t in range(T) for h in range(H)])
+r = array.array("f", [9.0] * (rows.value * H))
+w = array.array("f", [9.0] * rows.value)
+c.check(c.library().epo_dispatch(plan, at(x), at(r), at(w), None))
+y = array.array("f", [9.0] * (T * H))
+c.check(c.library().epo_combine(plan, at(r), at(y), None, None, None))
+for t in range(T):
+    for h in range(H):
+        assert y[t * H + h] == (1 if t == 2 else 2) * x[t * H + h], (t, h, y[t * H + h])
+try:
+    c.create("epo_buffer_create", group, byref(c.BufferConfig(experts=E, hidden=-1, top_k=K, max_tokens=T, capacity=-1)))
+    raise SystemExit("hidden=-1 was accepted")
+except ValueError as e:
+    assert "hidden" in str(e), e
+c.library().epo_plan_release(plan)
+c.check(c.library().epo_buffer_destroy(buffer))
+c.check(c.library().epo_group_destroy(group))
+P
+if PYTHONPATH=$src/python PYTHONDONTWRITEBYTECODE=1 EP_OVERLAP_LIBRARY=$work/lib/libep_overlap.so.0 \
+    timeout 60 env -u RANK -u WORLD_SIZE python3 "$work/calls.py"; then
+    echo "ok: dispatch and combine of one rank"
+else
+    echo "FAILED: dispatch and combine of one rank"
+    failed=1
+fi
+exit $failed
