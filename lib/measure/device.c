@@ -158,6 +158,10 @@ static epo_status copy(measure_device *d, void *to, const void *from, size_t byt
         return EPO_OK;
     }
     const measure_driver *cu = measure_driver_get();
+    /* Ordinary memory is copied inside the call, under a lock of the driver: with work of
+     * the stream still ahead that waits for a thread of this process, that thread would
+     * not get the lock. */
+    TRY(cu->StreamSynchronize(d->stream));
     TRY(cu->MemcpyAsync(at(to), at(from), bytes, d->stream));
     TRY(cu->StreamSynchronize(d->stream));
     return EPO_OK;
