@@ -71,6 +71,10 @@ typedef struct epo_deps {
     const char *name;  /* static, <= 23 characters: "fc1" */
     int kind;          /* epo_interval_kind */
     int chunk;
+    /* gather, reduce: they write what the caller gets.  If the backend has broken when
+     * they run, late, they write NaN (all bits set): rows that never came must not look
+     * like results. */
+    bool result;
 } epo_deps;
 
 typedef struct epo_backend_config {
@@ -353,6 +357,10 @@ typedef struct epo_backend_ops {
     bool (*chain_covers)(epo_backend *be, const epo_chain *chain);
     epo_status (*chain)(epo_queue *q, const epo_chain *chain, const epo_deps *deps);
     epo_status (*zero)(epo_queue *q, void *ptr, uint64_t bytes, const epo_deps *deps);
+    /* If the backend has broken when it runs, the bytes of ptr and ptr2 become NaN, as
+     * with deps->result.  NULL: a broken backend's operations do not run at all. */
+    epo_status (*poison)(epo_queue *q, void *ptr, uint64_t bytes, void *ptr2, uint64_t bytes2,
+                         const epo_deps *deps);
     /* Contiguous bytes beside other queues' work (a copy engine); NULL: there is no
      * such way, gather serves. */
     epo_status (*copy)(epo_queue *q, void *dst, const void *src, uint64_t bytes,

@@ -36,6 +36,10 @@
  * Where the others were told in time, as by epo_plan_create, the group lives on;
  * else theirs is EPO_E_PEER, naming that rank.
  *
+ * On GPUs a peer may fail after a call has returned: then the outputs of the calls
+ * concerned become NaN in stream order, weight gradients included, and the error is
+ * that of the next call and of epo_group_async_error.
+ *
  * Threads: one group and all that was made from it belong to one thread at a
  * time.  Different groups may be used from different threads.  A process forked
  * after a group was made cannot use it (EPO_E_STATE) and makes its own.

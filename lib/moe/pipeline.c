@@ -30,7 +30,8 @@ void moe_pass_begin(moe_pass *p, epo_plan *plan, int chunks, epo_stream stream) 
                     .buffer = plan->buffer,
                     .stream = stream,
                     .chunks = chunks,
-                    .done = g->done};
+                    .done = g->done,
+                    .tail = true};
     epo_queue *queues[4] = {g->compute, g->comm};
     int count = 2;
     if (g->keep != NULL)
@@ -188,6 +189,7 @@ void moe_pass_expand(moe_pass *p, int chunk, void *dst) {
     moe_deps_wait(
         &deps, moe_buffer_flag(b, arrive_flag(p, slot, chunk), slot->use, "dispatch chunk", chunk));
     epo_queue *lane = moe_pass_lane(p, chunk);
+    deps.result = true;
     deps.signal = lane != g->compute ? g->odd_used : g->read;
     g->stats.local_bytes += 2 * rows * b->row_bytes;
     p->status = g->ops->gather(lane, &gather, &deps);
@@ -339,6 +341,7 @@ void moe_pass_finish(moe_pass *p, void *y, float *slot_weight) {
     if (p->keeps)
         moe_deps_wait(&deps, epo_ready_event(g->kept));
     deps.signal = p->done;
+    deps.result = true;
     g->stats.local_bytes += ((uint64_t)plan->sum_width + 1) * tokens * b->row_bytes;
     p->status = g->ops->reduce(g->compute, &reduce, &deps);
     if (slot_weight != NULL && p->status == EPO_OK) {
@@ -350,6 +353,7 @@ void moe_pass_finish(moe_pass *p, void *y, float *slot_weight) {
                                   .own = plan->own_stays ? p->own_weight : NULL};
         epo_deps gather_deps = moe_deps("dweights", EPO_INTERVAL_LOCAL, -1);
         gather_deps.signal = p->done;
+        gather_deps.result = true;
         p->status = g->ops->gather(g->compute, &gather, &gather_deps);
     }
     give_credit(p, slot, p->done, NULL, NULL);

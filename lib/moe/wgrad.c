@@ -113,7 +113,12 @@ epo_status moe_wgrad_issue_end(moe_wgrad *w) {
     w->issued = true;
     if (w->end == NULL)
         return g->ops->call(w->queue, note_done, &w->done, &deps);
-    epo_status status = g->ops->zero(w->queue, NULL, 0, &deps);
+    const epo_layer_config *c = &w->layer->config;
+    uint64_t n = (uint64_t)w->layer->local * (uint64_t)c->hidden * (uint64_t)c->ffn *
+                 moe_type_size(c->wgrad_type);
+    epo_status status = g->ops->poison != NULL
+                            ? g->ops->poison(w->queue, c->dw1, 2 * n, c->dw2, n, &deps)
+                            : g->ops->zero(w->queue, NULL, 0, &deps);
     deps.signal = w->end;
     return status == EPO_OK ? g->ops->zero(w->queue, NULL, 0, &deps) : status;
 }

@@ -2,9 +2,9 @@
  *
  * features.c - what layer.c does not cover, each against a plain run of the same
  * layers, bit for bit: groups from a communicator, several groups in one step, two
- * micro-batches node by node.
+ * micro-batches node by node.  And what a peer that never comes leaves: NaN.
  *
- *   features [NAME...]     comm groups schedule
+ *   features [NAME...]     comm late groups schedule
  */
 #include "gpu_test.h"
 #include "reference.h"
@@ -472,11 +472,124 @@ static void test_comm(void) {
     munmap(b, sizeof *b);
 }
 
+/* ---- a peer that never comes ---- */
+
+typedef struct late_board {
+    _Atomic int over;
+    char text[256];
+} late_board;
+
+static bool all_nan(const void *device, uint64_t bytes) {
+    unsigned char *host = malloc(bytes + 1);
+    bool all = true;
+    TEST_CUDA(cudaMemcpy(host, device, bytes, cudaMemcpyDeviceToHost));
+    for (uint64_t i = 0; i < bytes; i++)
+        all = all && host[i] == 0xff;
+    free(host);
+    return all;
+}
+
+static void clear(rank_job *j, void *device, uint64_t bytes) {
+    TEST_CUDA(cudaMemsetAsync(device, 0, bytes, j->stream));
+}
+
+/* Rank 0 goes alone into forward (or backward): the call returns at once, its results
+ * are NaN, and the error names rank 1. */
+static const char *go_alone(rank_job *j, bool backward) {
+    const ref_case *c = &j->c;
+    epo_step *s = &j->step[0][0];
+    const uint64_t rows = row_count(j) * test_size(c->type);
+    const uint64_t n = (uint64_t)(c->experts / c->ranks) * (uint64_t)(c->ffn * c->hidden) *
+                       test_size(c->wgrad_type);
+    clear(j, s->y, rows);
+    clear(j, s->dx, rows);
+    clear(j, s->dweights, (uint64_t)ref_tokens(c, j->rank) * (uint64_t)c->top_k * 4);
+    epo_status status =
+        backward ? j->engine->backward(s->layer, s->saved, s->dy, s->dx, s->dweights, j->stream)
+                 : j->engine->forward(s->layer, s->plan, s->x, s->y, &s->saved, j->stream);
+    if (backward)
+        s->saved = NULL;
+    if (status != EPO_OK)
+        return "the call itself failed";
+    TEST_CUDA(cudaStreamSynchronize(j->stream));
+    if (j->engine->group_async_error(j->group) != EPO_E_TIMEOUT)
+        return "no EPO_E_TIMEOUT afterwards";
+    if (strstr(j->engine->error(), "rank 1") == NULL)
+        return "the error does not name rank 1";
+    if (!backward)
+        return all_nan(s->y, rows) ? NULL : "y is not NaN";
+    if (!all_nan(s->dx, rows) ||
+        !all_nan(s->dweights, (uint64_t)ref_tokens(c, j->rank) * (uint64_t)c->top_k * 4))
+        return "dx or dweights is not NaN";
+    (void)j->engine->group_wgrad_flush(j->group, j->stream);
+    TEST_CUDA(cudaStreamSynchronize(j->stream));
+    return all_nan(j->memory[2], 2 * n) && all_nan(j->memory[3], n) ? NULL : "dw is not NaN";
+}
+
+static int late_process(late_board *b, int rank, bool backward, int how, int devices) {
+    ref_case c = some_case(0x81, 2, EPO_BF16);
+    rank_job j = some_job(&c, rank, how);
+    const char *wrong = "opening failed";
+    j.device = rank % devices;
+    j.config.rank = rank;
+    j.config.ranks = 2;
+    j.config.timeout_s = 2;
+    epo_status status = open_rank(&j);
+    if (status == EPO_OK)
+        status = attention(&j, 0, 0);
+    epo_step *s = &j.step[0][0];
+    if (status == EPO_OK && backward)
+        status = j.engine->forward(s->layer, s->plan, s->x, s->y, &s->saved, j.stream);
+    TEST_CUDA(cudaStreamSynchronize(j.stream));
+    if (status == EPO_OK && rank == 0)
+        wrong = go_alone(&j, backward);
+    else if (status != EPO_OK)
+        snprintf(b->text, sizeof b->text, "rank %d: %s", rank, j.engine->error());
+    if (rank == 0 && status == EPO_OK && wrong != NULL)
+        snprintf(b->text, sizeof b->text, "%s [%s]", wrong, j.engine->error());
+    atomic_fetch_add(&b->over, rank == 0);
+    for (int i = 0; i < 15000 && atomic_load(&b->over) == 0; i++)
+        usleep(1000);
+    return 0;
+}
+
+/* Before this process has touched CUDA. */
+static void test_late(void) {
+    const int devices = count_devices();
+    char port[16];
+    snprintf(port, sizeof port, "%d", (int)getpid());
+    setenv("MASTER_PORT", port, 1); /* what tells these ranks from others */
+    for (int i = 0; i < 4; i++) {
+        char name[96];
+        late_board *b =
+            mmap(NULL, sizeof *b, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        if (b == MAP_FAILED)
+            exit(3);
+        for (int r = 0; r < 2; r++)
+            if (fork() == 0)
+                _exit(late_process(b, r, i % 2 != 0, 2 + i / 2, devices));
+        bool ok = true;
+        for (int r = 0; r < 2; r++) {
+            int status = 0;
+            wait(&status);
+            ok = ok && status == 0;
+        }
+        snprintf(name, sizeof name, "a peer never comes: NaN, %s %s", i / 2 ? "flex" : "alltoall",
+                 i % 2 ? "backward" : "forward");
+        ok = ok && b->text[0] == '\0';
+        test_result(name, ok, ok ? "and the error names it" : b->text);
+        munmap(b, sizeof *b);
+    }
+}
+
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(void);
-    } all[] = {{"comm", test_comm}, {"groups", test_groups}, {"schedule", test_schedule}};
+    } all[] = {{"late", test_late}, /* these two fork: first */
+               {"comm", test_comm},
+               {"groups", test_groups},
+               {"schedule", test_schedule}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         bool asked = argc < 2;
         for (int a = 1; a < argc; a++)

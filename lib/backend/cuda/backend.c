@@ -27,6 +27,7 @@ static void backend_free(epo_backend *be, bool broken) {
     gpu_record_destroy(be);
     gpu_pairs_destroy(be, broken);
     gpu_free(be, be->pairs_word, be->pairs_word != NULL ? GPU_PAIRS_WORDS : 0);
+    gpu_late_close(be);
     gpu_memory_close(be);
     gpu_meet_close(be->meet, broken);
     pthread_mutex_destroy(&be->lock);
@@ -176,8 +177,9 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
     be->rank = gpu_meet_rank(be->meet);
     be->ranks = gpu_meet_ranks(be->meet);
     if ((status = device_open(be)) != EPO_OK || (status = gpu_memory_open(be)) != EPO_OK ||
-        (status = gpu_watch_start(be)) != EPO_OK || (status = waits_choose(be)) != EPO_OK ||
-        (status = gemm_choose(be)) != EPO_OK || (status = copies_choose(be)) != EPO_OK ||
+        (status = gpu_late_open(be)) != EPO_OK || (status = gpu_watch_start(be)) != EPO_OK ||
+        (status = waits_choose(be)) != EPO_OK || (status = gemm_choose(be)) != EPO_OK ||
+        (status = copies_choose(be)) != EPO_OK ||
         (status = reach_choose(be, why, sizeof why)) != EPO_OK) {
         char text[EPO_ERROR_MAX]; /* the peers need not wait for this rank */
         snprintf(text, sizeof text, "%s", epo_fail_text());
@@ -220,11 +222,25 @@ static epo_status backend_allgather(epo_backend *be, const void *mine, size_t by
 
 /* ---- operations that are one launch ---- */
 
+static const uint32_t *late_of(const epo_queue *q, const epo_deps *deps) {
+    return deps->result ? q->be->late_word : NULL;
+}
+
+static epo_status op_poison(epo_queue *q, void *ptr, uint64_t bytes, void *ptr2, uint64_t bytes2,
+                            const epo_deps *deps) {
+    epo_status status;
+    if (!gpu_op_begin(q, deps, &status))
+        return status;
+    GPU_TRY(q->be, deps->name,
+            gpu_kernel_poison(q->stream, q->be->late_word, ptr, bytes, ptr2, bytes2));
+    return gpu_op_end(q, deps);
+}
+
 static epo_status op_gather(epo_queue *q, const epo_rows_gather *g, const epo_deps *deps) {
     epo_status status;
     if (!gpu_op_begin(q, deps, &status))
         return status;
-    GPU_TRY(q->be, deps->name, gpu_kernel_gather(q->stream, q->be->sms, g));
+    GPU_TRY(q->be, deps->name, gpu_kernel_gather(q->stream, q->be->sms, g, late_of(q, deps)));
     return gpu_op_end(q, deps);
 }
 
@@ -232,7 +248,7 @@ static epo_status op_reduce(epo_queue *q, const epo_rows_reduce *r, const epo_de
     epo_status status;
     if (!gpu_op_begin(q, deps, &status))
         return status;
-    GPU_TRY(q->be, deps->name, gpu_kernel_reduce(q->stream, q->be->sms, r));
+    GPU_TRY(q->be, deps->name, gpu_kernel_reduce(q->stream, q->be->sms, r, late_of(q, deps)));
     return gpu_op_end(q, deps);
 }
 
@@ -288,6 +304,7 @@ static const epo_backend_ops ops = {
     .gemm = gpu_gemm,
     .swiglu = op_swiglu,
     .zero = op_zero,
+    .poison = op_poison,
     .copy = gpu_copy,
     .route_count = gpu_route_count,
     .route_send = gpu_route_send,

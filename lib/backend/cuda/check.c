@@ -6,6 +6,9 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
+
+#define MARK_LIMIT_S 2.0
 
 /* "cudaMalloc(&p, n)" -> 10 */
 static int call_name(const char *call) {
@@ -50,4 +53,36 @@ epo_status gpu_late(epo_backend *be) {
     epo_fail(status, "%s", be->late_text);
     pthread_mutex_unlock(&be->lock);
     return status;
+}
+
+epo_status gpu_late_open(epo_backend *be) {
+    GPU_TRY(be, "device", cudaMalloc((void **)&be->late_word, sizeof *be->late_word));
+    GPU_TRY(be, "device", cudaMemset(be->late_word, 0, sizeof *be->late_word));
+    GPU_TRY(be, "device", cudaHostAlloc((void **)&be->late_one, sizeof *be->late_one, 0));
+    *be->late_one = 1;
+    GPU_TRY(be, "device", cudaStreamCreateWithFlags(&be->late_stream, cudaStreamNonBlocking));
+    gpu_memory_count(be, sizeof *be->late_word);
+    return EPO_OK;
+}
+
+void gpu_late_close(epo_backend *be) {
+    if (be->late_stream != NULL)
+        (void)cudaStreamDestroy(be->late_stream);
+    (void)cudaFreeHost(be->late_one);
+    (void)cudaFree(be->late_word);
+}
+
+/* Bounded: a device that hangs runs nothing that would read the word. */
+void gpu_late_mark(epo_backend *be) {
+    const double until = gpu_now() + MARK_LIMIT_S;
+    if (be->late_stream == NULL || atomic_exchange(&be->marked, true))
+        return;
+    (void)cudaSetDevice(be->device);
+    if (cudaMemcpyAsync(be->late_word, be->late_one, sizeof *be->late_word, cudaMemcpyHostToDevice,
+                        be->late_stream) != cudaSuccess)
+        return;
+    while (cudaStreamQuery(be->late_stream) == cudaErrorNotReady && gpu_now() < until) {
+        const struct timespec nap = {0, 20000};
+        nanosleep(&nap, NULL);
+    }
 }

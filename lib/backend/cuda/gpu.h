@@ -124,9 +124,12 @@ struct epo_backend {
     epo_queue *sum_queue;
     epo_event *sum_done;
     uint64_t sum_epoch;
-    /* The first late error. */
+    /* The first late error; late_word says on the device that there is one. */
     pthread_mutex_t lock;
     atomic_int late;
+    atomic_bool marked;
+    uint32_t *late_word, *late_one; /* device; pinned */
+    cudaStream_t late_stream;
     char late_text[EPO_ERROR_MAX];
 };
 
@@ -145,6 +148,10 @@ epo_status gpu_fail_driver(const epo_backend *be, const char *call, const char *
 void gpu_break(epo_backend *be, epo_status status, const char *text);
 /* EPO_OK, or the late error, its text made the caller's. */
 epo_status gpu_late(epo_backend *be);
+epo_status gpu_late_open(epo_backend *be);
+void gpu_late_close(epo_backend *be);
+/* Before a wait is released that nobody answered: results become NaN from here on. */
+void gpu_late_mark(epo_backend *be);
 
 /* ---- driver.c ---- */
 typedef struct gpu_driver {

@@ -67,11 +67,36 @@ __device__ __forceinline__ void row_zero(char *dst, uint32_t units, int lane) {
         reinterpret_cast<V *>(dst)[u] = zero_of<V>();
 }
 
+/* Set before a broken backend's waits are released, so that whatever ran because of that
+ * sees it. */
+__device__ __forceinline__ bool is_late(const uint32_t *late) {
+    return late != nullptr && *reinterpret_cast<const volatile uint32_t *>(late) != 0;
+}
+
+/* NaN in every type. */
+__device__ void all_ones(void *ptr, uint64_t bytes) {
+    const uint64_t at = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (uint64_t i = at; i < bytes; i += (uint64_t)gridDim.x * blockDim.x)
+        static_cast<unsigned char *>(ptr)[i] = 0xff;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    poison_late(const uint32_t *late, void *ptr, uint64_t bytes, void *ptr2, uint64_t bytes2) {
+    if (!is_late(late))
+        return;
+    all_ones(ptr, bytes);
+    all_ones(ptr2, bytes2);
+}
+
 template <typename V>
 __global__ void __launch_bounds__(kThreads)
     gather_rows(char *dst, const char *src, const char *own, const int32_t *index, uint64_t rows,
-                uint32_t row_bytes) {
+                uint32_t row_bytes, const uint32_t *late) {
     const int lane = threadIdx.x % kWarp;
+    if (is_late(late)) {
+        all_ones(dst, rows * row_bytes);
+        return;
+    }
     const uint32_t units = row_bytes / sizeof(V);
     uint64_t row = (uint64_t)blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp;
     const uint64_t step = (uint64_t)gridDim.x * (kThreads / kWarp);
@@ -154,7 +179,11 @@ constexpr int kSummands = 8; /* in flight */
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
     reduce_rows(T *dst, const T *src, const T *own, const int32_t *index, uint64_t rows, int width,
-                int elements) {
+                int elements, const uint32_t *late) {
+    if (is_late(late)) {
+        all_ones(dst, rows * (uint64_t)elements * sizeof(T));
+        return;
+    }
     using P = Pack<T, N>;
     const int units = elements / N;
     for (uint64_t row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -295,13 +324,15 @@ unsigned row_blocks(uint64_t rows, int sms) {
     return (unsigned)(want < most ? want : most);
 }
 
-template <typename V> void gather_launch(cudaStream_t stream, int sms, const epo_rows_gather *g) {
+template <typename V>
+void gather_launch(cudaStream_t stream, int sms, const epo_rows_gather *g, const uint32_t *late) {
     gather_rows<V><<<row_blocks(g->rows, sms), kThreads, 0, stream>>>(
         static_cast<char *>(g->dst), static_cast<const char *>(g->src),
-        static_cast<const char *>(g->own), g->index, g->rows, g->row_bytes);
+        static_cast<const char *>(g->own), g->index, g->rows, g->row_bytes, late);
 }
 
-template <typename T> void reduce_launch(cudaStream_t stream, int sms, const epo_rows_reduce *r) {
+template <typename T>
+void reduce_launch(cudaStream_t stream, int sms, const epo_rows_reduce *r, const uint32_t *late) {
     constexpr int n = 16 / sizeof(T);
     const bool wide =
         r->elements % n == 0 && aligned(r->dst, 16) && aligned(r->src, 16) && aligned(r->own, 16);
@@ -311,10 +342,10 @@ template <typename T> void reduce_launch(cudaStream_t stream, int sms, const epo
     const unsigned blocks = (unsigned)(r->rows < most ? r->rows : most);
     if (wide)
         reduce_rows<T, n><<<blocks, kThreads, 0, stream>>>(dst, src, own, r->index, r->rows,
-                                                           r->width, r->elements);
+                                                           r->width, r->elements, late);
     else
         reduce_rows<T, 1><<<blocks, kThreads, 0, stream>>>(dst, src, own, r->index, r->rows,
-                                                           r->width, r->elements);
+                                                           r->width, r->elements, late);
 }
 
 template <typename T, int N> void swiglu_run(cudaStream_t stream, const epo_swiglu *s) {
@@ -375,16 +406,23 @@ cudaError_t segments_launch(cudaStream_t stream, int blocks, const gpu_segment *
 
 } // namespace
 
-extern "C" cudaError_t gpu_kernel_gather(cudaStream_t stream, int sms, const epo_rows_gather *g) {
+extern "C" cudaError_t gpu_kernel_poison(cudaStream_t stream, const uint32_t *late, void *ptr,
+                                         uint64_t bytes, void *ptr2, uint64_t bytes2) {
+    poison_late<<<64, kThreads, 0, stream>>>(late, ptr, bytes, ptr2, bytes2);
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t gpu_kernel_gather(cudaStream_t stream, int sms, const epo_rows_gather *g,
+                                         const uint32_t *late) {
     if (g->rows == 0 || g->row_bytes == 0)
         return cudaSuccess;
     if (g->row_bytes % 16 == 0 && aligned(g->dst, 16) && aligned(g->src, 16) && aligned(g->own, 16))
-        gather_launch<uint4>(stream, sms, g);
+        gather_launch<uint4>(stream, sms, g, late);
     else if (g->row_bytes % 4 == 0 && aligned(g->dst, 4) && aligned(g->src, 4) &&
              aligned(g->own, 4))
-        gather_launch<uint32_t>(stream, sms, g);
+        gather_launch<uint32_t>(stream, sms, g, late);
     else
-        gather_launch<uint8_t>(stream, sms, g);
+        gather_launch<uint8_t>(stream, sms, g, late);
     return cudaGetLastError();
 }
 
@@ -404,13 +442,14 @@ extern "C" cudaError_t gpu_kernel_segments(cudaStream_t stream, int blocks,
     return error;
 }
 
-extern "C" cudaError_t gpu_kernel_reduce(cudaStream_t stream, int sms, const epo_rows_reduce *r) {
+extern "C" cudaError_t gpu_kernel_reduce(cudaStream_t stream, int sms, const epo_rows_reduce *r,
+                                         const uint32_t *late) {
     if (r->rows == 0 || r->elements == 0)
         return cudaSuccess;
     switch (r->type) {
-    case EPO_F32: reduce_launch<float>(stream, sms, r); break;
-    case EPO_BF16: reduce_launch<__nv_bfloat16>(stream, sms, r); break;
-    case EPO_F16: reduce_launch<__half>(stream, sms, r); break;
+    case EPO_F32: reduce_launch<float>(stream, sms, r, late); break;
+    case EPO_BF16: reduce_launch<__nv_bfloat16>(stream, sms, r, late); break;
+    case EPO_F16: reduce_launch<__half>(stream, sms, r, late); break;
     default: return cudaErrorInvalidValue;
     }
     return cudaGetLastError();

@@ -41,12 +41,18 @@ typedef struct gpu_raise {
     } part[GPU_PARTS];
 } gpu_raise;
 
-cudaError_t gpu_kernel_gather(cudaStream_t stream, int sms, const epo_rows_gather *g);
+/* late: a word of device memory, not 0 when the backend is broken: NaN is written; NULL:
+ * not looked at. */
+cudaError_t gpu_kernel_gather(cudaStream_t stream, int sms, const epo_rows_gather *g,
+                              const uint32_t *late);
 /* By `blocks` blocks of 1024 threads at most.  raise: NULL, or what to tell; its parts
  * need one launch, so at most GPU_SEGMENTS. */
 cudaError_t gpu_kernel_segments(cudaStream_t stream, int blocks, const gpu_segment *segments,
                                 int count, uint32_t row_bytes, const gpu_raise *raise);
-cudaError_t gpu_kernel_reduce(cudaStream_t stream, int sms, const epo_rows_reduce *r);
+cudaError_t gpu_kernel_reduce(cudaStream_t stream, int sms, const epo_rows_reduce *r,
+                              const uint32_t *late);
+cudaError_t gpu_kernel_poison(cudaStream_t stream, const uint32_t *late, void *ptr, uint64_t bytes,
+                              void *ptr2, uint64_t bytes2);
 cudaError_t gpu_kernel_swiglu(cudaStream_t stream, const epo_swiglu *s);
 /* dst[i] = slot 0 [i] + slot 1 [i] + ..., slots `stride` floats apart. */
 cudaError_t gpu_kernel_sum(cudaStream_t stream, float *dst, const float *slots, uint64_t stride,

@@ -78,7 +78,9 @@ static void entry_describe(const epo_backend *be, const watch_entry *e, double a
                  be->rank, e->what, chunk, who, missing, e->count, age);
 }
 
-static void watch_poison(gpu_watch *w) {
+static void watch_poison(epo_backend *be) {
+    gpu_watch *w = be->watch;
+    gpu_late_mark(be);
     w->poisoned = true;
     for (size_t i = 0; i < w->count; i++)
         for (int k = 0; w->entry[i].words != NULL && k < w->entry[i].count; k++)
@@ -133,14 +135,14 @@ static void *watch_main(void *ctx) {
         }
         pthread_cond_timedwait(&w->wake, &w->lock, &until);
         if (watch_scan(be, text, sizeof text)) {
-            watch_poison(w);
+            watch_poison(be);
             pthread_mutex_unlock(&w->lock);
             gpu_break(be, EPO_E_TIMEOUT, text);
             pthread_mutex_lock(&w->lock);
         }
         epo_status peer = gpu_meet_failed(be->meet, text, sizeof text);
         if (peer != EPO_OK && !w->poisoned) {
-            watch_poison(w);
+            watch_poison(be);
             pthread_mutex_unlock(&w->lock);
             gpu_break(be, peer, text);
             pthread_mutex_lock(&w->lock);
@@ -203,7 +205,7 @@ static epo_status watch_push(epo_backend *be, watch_entry entry) {
     if (status == EPO_OK) {
         w->entry[w->count++] = entry;
         if (w->poisoned) /* broken meanwhile: this wait must not hold either */
-            watch_poison(w);
+            watch_poison(be);
     }
     pthread_mutex_unlock(&w->lock);
     return status;
@@ -238,7 +240,7 @@ void gpu_watch_release(epo_backend *be) {
     if (w == NULL)
         return;
     pthread_mutex_lock(&w->lock);
-    watch_poison(w);
+    watch_poison(be);
     pthread_mutex_unlock(&w->lock);
 }
 
