@@ -54,7 +54,8 @@ typedef struct table {
 static epo_status table_flush(table *t) {
     if (t->count > 0)
         GPU_TRY(t->q->be, t->phase,
-                gpu_kernel_segments(t->stream, t->blocks, t->piece, t->count, t->row_bytes, NULL));
+                gpu_kernel_segments(t->stream, t->blocks, t->piece, t->count, t->row_bytes, NULL,
+                                    false));
     t->count = 0;
     return EPO_OK;
 }
@@ -159,38 +160,72 @@ static bool by_kernel(const epo_queue *q, const epo_exchange *x) {
            bytes < pieces * q->be->small_piece;
 }
 
-/* Can one launch store all of it, and tell of each part? */
-static bool one_launch(const epo_exchange *x) {
-    for (int i = 1; i < x->nsend; i++)
-        if (x->send[i].row_bytes != x->send[0].row_bytes)
-            return false;
-    return x->nsend > 0 && x->nsend <= GPU_SEGMENTS && x->parts <= GPU_PARTS;
+static bool gathered(const epo_exchange *x) {
+    for (int i = 0; i < x->nsend; i++)
+        if (x->send[i].index != NULL)
+            return true;
+    return false;
 }
 
-/* The kernel raises the flags itself, part by part. */
-static epo_status push_once(epo_queue *q, const epo_exchange *x, const char *phase) {
-    table t = {.row_bytes = x->send[0].row_bytes};
-    gpu_raise raise;
+/* Rows on their way back beside the GEMMs of other chunks, by what those leave of their
+ * SMs: the CPU has one launch to make instead of a copy for each piece. */
+static bool thin(const epo_queue *q, const epo_exchange *x) {
+    return q->be->thin && q->kind == EPO_QUEUE_COMM && !x->alone && !gathered(x) && x->nsend > 0;
+}
+
+/* Segments from the front that have rows of one size. */
+static int one_size(const epo_exchange *x, int first) {
+    int i = first;
+    while (i < x->nsend && x->send[i].row_bytes == x->send[first].row_bytes)
+        i++;
+    return i - first;
+}
+
+/* Rows, and perhaps narrow ones beside them: can a launch of each store all, and the
+ * last tell of each part? */
+static bool few_launches(const epo_exchange *x) {
+    const int rows = one_size(x, 0), rest = x->nsend - rows;
+    return rows > 0 && rows <= GPU_SEGMENTS && rest <= GPU_SEGMENTS &&
+           x->parts <= (rest > 0 ? 1 : GPU_PARTS) && (rest == 0 || one_size(x, rows) == rest);
+}
+
+/* Segments [first, first + count) in one launch; where the parts end goes to `raise`. */
+static epo_status push_rows(epo_queue *q, const epo_exchange *x, int first, int count,
+                            const char *phase, gpu_raise *raise) {
+    gpu_segment piece[GPU_SEGMENTS];
+    const bool beside = thin(q, x);
+    const int blocks = beside ? q->be->sms : x->alone ? PUSH_BLOCKS_ALONE : PUSH_BLOCKS;
     uint32_t rows = 0;
-    int part = 0;
-    epo_status status = gpu_flag_raise(q, x, phase, &raise);
-    for (int i = 0; i < x->nsend && status == EPO_OK; i++) {
-        const epo_segment *s = &x->send[i];
-        for (; part < raise.parts - 1 && i == x->part_first[part + 1] - x->part_first[0]; part++)
-            raise.part[part].end = rows;
+    int part = 0, n = 0;
+    for (int i = 0; i < count; i++) {
+        const epo_segment *s = &x->send[first + i];
+        for (; raise != NULL && part < raise->parts - 1 &&
+               i == x->part_first[part + 1] - x->part_first[0];
+             part++)
+            raise->part[part].end = rows;
         if (s->rows > 0)
-            t.piece[t.count++] =
+            piece[n++] =
                 (gpu_segment){x->window->peer[s->peer] + s->dst_offset, s->src, s->index, s->rows};
         rows += (uint32_t)s->rows;
     }
-    if (status != EPO_OK)
-        return status;
-    for (; part < raise.parts; part++)
-        raise.part[part].end = rows;
-    GPU_TRY(q->be, phase,
-            gpu_kernel_segments(q->stream, x->alone ? PUSH_BLOCKS_ALONE : PUSH_BLOCKS, t.piece,
-                                t.count, t.row_bytes, &raise));
+    for (; raise != NULL && part < raise->parts; part++)
+        raise->part[part].end = rows;
+    GPU_TRY(
+        q->be, phase,
+        gpu_kernel_segments(q->stream, blocks, piece, n, x->send[first].row_bytes, raise, beside));
     return EPO_OK;
+}
+
+/* The kernel raises the flags itself, part by part. */
+static epo_status push_few(epo_queue *q, const epo_exchange *x, const char *phase) {
+    const int rows = one_size(x, 0), rest = x->nsend - rows;
+    gpu_raise raise;
+    epo_status status = gpu_flag_raise(q, x, phase, &raise);
+    if (status == EPO_OK && rest > 0)
+        status = push_rows(q, x, 0, rows, phase, NULL);
+    return status != EPO_OK
+               ? status
+               : push_rows(q, x, rest > 0 ? rows : 0, rest > 0 ? rest : rows, phase, &raise);
 }
 
 /* Everything straight to its place, by stores. */
@@ -334,8 +369,8 @@ static epo_status exchange_part(epo_queue *q, const epo_exchange *x, const epo_d
     if (q->be->one_sided && x->nsend == 0)
         return gpu_flag_write(q, q->stream, x->window, GPU_FLAG_ALL, x->flag_offset, x->epoch,
                               deps->name);
-    if (q->be->one_sided && by_kernel(q, x))
-        return one_launch(x) ? push_once(q, x, deps->name) : push(q, x, deps->name);
+    if (q->be->one_sided && (by_kernel(q, x) || (thin(q, x) && few_launches(x))))
+        return few_launches(x) ? push_few(q, x, deps->name) : push(q, x, deps->name);
     const char **from = calloc((size_t)x->nsend + 1, sizeof *from);
     if (from == NULL)
         return epo_fail(EPO_E_NOMEM, "rank %d: no memory for %d segments", q->be->rank, x->nsend);
@@ -350,7 +385,7 @@ epo_status gpu_exchange(epo_queue *q, const epo_exchange *x, const epo_deps *dep
     epo_status status = exchange_check(q, x, deps->name);
     if (status != EPO_OK || !gpu_op_begin(q, deps, &status))
         return status;
-    if (x->parts <= 1 || (by_kernel(q, x) && one_launch(x))) {
+    if (x->parts <= 1 || (by_kernel(q, x) && few_launches(x))) {
         status = exchange_part(q, x, deps, stale);
         return status == EPO_OK ? gpu_op_end(q, deps) : status;
     }

@@ -107,6 +107,7 @@ struct epo_backend {
     bool one_sided;
     bool grouped;         /* our GEMM kernels where they fit; else cuBLAS */
     uint64_t small_piece; /* bytes; smaller ones on average are stored, not copied */
+    bool thin;            /* rows go back by kernels beside GEMMs, not by copy engines */
     bool pack;            /* gathered rows by copy engines too */
     bool batch_copies;    /* many copies in one call */
     bool shared_device;   /* another rank uses this GPU too */

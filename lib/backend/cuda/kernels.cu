@@ -128,7 +128,7 @@ __device__ __forceinline__ void part_stored(const gpu_raise &r, int part, int la
     __syncwarp();
     if (lane != 0)
         return;
-    const uint32_t warps = gridDim.x * (kPushThreads / kWarp);
+    const uint32_t warps = gridDim.x * (blockDim.x / kWarp);
     if (atomicAdd(&r.stored[part], 1u) != warps - 1)
         return;
     r.stored[part] = 0;
@@ -137,28 +137,38 @@ __device__ __forceinline__ void part_stored(const gpu_raise &r, int part, int la
         *(volatile uint64_t *)&r.words[d * r.rank_step + r.part[part].word] = r.epoch;
 }
 
-/* One warp per row.  Few, large blocks: rows may be on their way while GEMMs want the
- * other SMs, and a few SMs fill a link. */
+/* The last segment that begins at or before the row. */
+template <int N> __device__ __forceinline__ int segment_of(const Segments<N> &table, uint32_t row) {
+    int low = 0, high = table.count - 1;
+    while (low < high) {
+        const int middle = (low + high + 1) / 2;
+        if (table.before[middle] <= row)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
+}
+
+/* One warp per row.  A part's rows are taken from both ends in turns: remote ones lie
+ * first and own ones last, and the link is busy all the time that way. */
 template <typename V, int N>
-__global__ void __launch_bounds__(kPushThreads, 1)
-    copy_segments(const __grid_constant__ Segments<N> table, uint32_t row_bytes) {
+__device__ __forceinline__ void copy_rows(const Segments<N> &table, uint32_t row_bytes) {
     const int lane = threadIdx.x % kWarp;
     const uint32_t units = row_bytes / sizeof(V), all = table.before[table.count];
-    uint32_t row = blockIdx.x * (kPushThreads / kWarp) + threadIdx.x / kWarp;
+    const uint32_t warps = blockDim.x / kWarp;
+    uint32_t i = blockIdx.x * warps + threadIdx.x / kWarp, begin = 0;
     int part = 0;
-    for (; row < all; row += gridDim.x * (kPushThreads / kWarp)) {
-        for (; part < table.raise.parts && row >= table.raise.part[part].end; part++)
+    for (; i < all; i += gridDim.x * warps) {
+        for (; part < table.raise.parts && i >= table.raise.part[part].end; part++) {
             part_stored(table.raise, part, lane);
-        int low = 0, high = table.count - 1; /* the last segment that begins at or before */
-        while (low < high) {
-            const int middle = (low + high + 1) / 2;
-            if (table.before[middle] <= row)
-                low = middle;
-            else
-                high = middle - 1;
+            begin = table.raise.part[part].end;
         }
-        const gpu_segment &seg = table.s[low];
-        const uint64_t at = row - table.before[low];
+        const uint32_t end = part < table.raise.parts ? table.raise.part[part].end : all;
+        const uint32_t k = i - begin, row = k % 2 ? end - 1 - k / 2 : begin + k / 2;
+        const int s = segment_of(table, row);
+        const gpu_segment &seg = table.s[s];
+        const uint64_t at = row - table.before[s];
         const int64_t from = seg.index ? seg.index[at] : (int64_t)at;
         if (from >= 0)
             row_copy<V>(seg.dst + at * row_bytes, seg.src + (uint64_t)from * row_bytes, units,
@@ -168,6 +178,22 @@ __global__ void __launch_bounds__(kPushThreads, 1)
     }
     for (; part < table.raise.parts; part++)
         part_stored(table.raise, part, lane);
+}
+
+/* Few, large blocks: rows may be on their way while GEMMs want the other SMs, and a few
+ * SMs fill a link. */
+template <typename V, int N>
+__global__ void __launch_bounds__(kPushThreads, 1)
+    copy_segments(const __grid_constant__ Segments<N> table, uint32_t row_bytes) {
+    copy_rows<V, N>(table, row_bytes);
+}
+
+/* One warp of 32 registers and no shared memory: what a block of our GEMM leaves of its
+ * SM, so both run there side by side. */
+template <typename V, int N>
+__global__ void __maxnreg__(32)
+    copy_segments_thin(const __grid_constant__ Segments<N> table, uint32_t row_bytes) {
+    copy_rows<V, N>(table, row_bytes);
 }
 
 /* ---- reduce ---- */
@@ -373,7 +399,7 @@ template <typename T> void swiglu_launch(cudaStream_t stream, const epo_swiglu *
 
 template <int N>
 cudaError_t segments_launch(cudaStream_t stream, int blocks, const gpu_segment *segments, int count,
-                            uint32_t row_bytes, const gpu_raise *raise) {
+                            uint32_t row_bytes, const gpu_raise *raise, bool thin) {
     static_assert(sizeof(Segments<N>) < 32000, "a launch's arguments");
     Segments<N> table;
     bool by16 = row_bytes % 16 == 0, by4 = row_bytes % 4 == 0;
@@ -390,12 +416,16 @@ cudaError_t segments_launch(cudaStream_t stream, int blocks, const gpu_segment *
         by4 = by4 && aligned(s.dst, 4) && aligned(s.src, 4);
     }
     const uint32_t rows = table.before[count];
-    const uint32_t need = (rows + kPushThreads / kWarp - 1) / (kPushThreads / kWarp);
+    const uint32_t warps = thin ? 1 : kPushThreads / kWarp, need = (rows + warps - 1) / warps;
     unsigned grid = need < (uint32_t)blocks ? need : (unsigned)blocks;
     if ((rows == 0 || row_bytes == 0) && raise == nullptr)
         return cudaSuccess;
     grid = grid > 0 ? grid : 1;
-    if (by16)
+    if (thin && by16)
+        copy_segments_thin<uint4, N><<<grid, kWarp, 0, stream>>>(table, row_bytes);
+    else if (thin)
+        copy_segments_thin<uint8_t, N><<<grid, kWarp, 0, stream>>>(table, row_bytes);
+    else if (by16)
         copy_segments<uint4, N><<<grid, kPushThreads, 0, stream>>>(table, row_bytes);
     else if (by4)
         copy_segments<uint32_t, N><<<grid, kPushThreads, 0, stream>>>(table, row_bytes);
@@ -428,16 +458,17 @@ extern "C" cudaError_t gpu_kernel_gather(cudaStream_t stream, int sms, const epo
 
 extern "C" cudaError_t gpu_kernel_segments(cudaStream_t stream, int blocks,
                                            const gpu_segment *segments, int count,
-                                           uint32_t row_bytes, const gpu_raise *raise) {
+                                           uint32_t row_bytes, const gpu_raise *raise, bool thin) {
     if (raise != nullptr && count > GPU_SEGMENTS)
         return cudaErrorInvalidValue;
     if (count <= GPU_SEGMENTS_FEW)
-        return segments_launch<GPU_SEGMENTS_FEW>(stream, blocks, segments, count, row_bytes, raise);
+        return segments_launch<GPU_SEGMENTS_FEW>(stream, blocks, segments, count, row_bytes, raise,
+                                                 thin);
     cudaError_t error = cudaSuccess;
     for (int first = 0; first < count && error == cudaSuccess; first += GPU_SEGMENTS) {
         const int more = count - first < GPU_SEGMENTS ? count - first : GPU_SEGMENTS;
-        error =
-            segments_launch<GPU_SEGMENTS>(stream, blocks, segments + first, more, row_bytes, raise);
+        error = segments_launch<GPU_SEGMENTS>(stream, blocks, segments + first, more, row_bytes,
+                                              raise, thin);
     }
     return error;
 }
