@@ -41,14 +41,18 @@ bool bench_must(epo_status status, const char *what) {
     return false;
 }
 
+/* A million numbers, over and over. */
 void *bench_random_bf16(uint64_t n, uint64_t seed, float scale) {
-    const uint64_t period = 1000003;
-    uint16_t *p = malloc((n + period) * 2);
+    const uint64_t period = n < 1000003 ? n : 1000003;
+    uint16_t *p = malloc(period * 2 + 1);
     for (uint64_t i = 0; i < period; i++)
         test_store(p, i, EPO_BF16, scale * test_uniform(seed, i));
-    for (uint64_t i = period; i < n; i += period)
-        memcpy(p + i, p, (n - i < period ? n - i : period) * 2);
-    void *d = test_upload(p, n * 2);
+    char *d = test_device(n * 2, 0);
+    TEST_CUDA(cudaMemcpy(d, p, period * 2, cudaMemcpyHostToDevice));
+    for (uint64_t have = period; have > 0 && have < n; have *= 2)
+        TEST_CUDA(cudaMemcpy(d + have * 2, d, (have < n - have ? have : n - have) * 2,
+                             cudaMemcpyDeviceToDevice));
+    TEST_CUDA(cudaStreamSynchronize(0));
     free(p);
     return d;
 }
