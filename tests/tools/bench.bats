@@ -41,7 +41,7 @@ assert names == [d + " " + w for d in ("alltoall", "flex") for w in
 share = max(1, r["ranks"] / r["cores"])
 for a in r["arms"]:
     base = r["arms"][names.index(a["serial"])]
-    assert a["identical"] is True
+    assert a["identical"] is True and len(a["bits"]) == 16 and a["bits"] == base["bits"]
     assert a["chunks"] == (4 if "n=4" in a["name"] else 2 if "n=2" in a["name"] else 1), a["name"]
     assert a["delay_wgrad"] == ("wgrad" in a["name"]) and (a["wgrad_delayed"] > 0) == a["delay_wgrad"]
     assert a["dispatch_bytes"] > 0 and a["combine_bytes"] > 0 and a["memory_bytes"] > 0
@@ -120,6 +120,8 @@ END
 --chunks 2,,4|--chunks: found "2,,4", allowed is 1 to 4 numbers
 --chunks 1,2,3,4,5|--chunks: found "1,2,3,4,5"
 --timeout 0|allowed is 1 to 86400 seconds
+--sms 1|--sms: found "1", allowed is 2 to 1024
+--engine host --sms 8 --tokens 8 --hidden 8 --ffn 8|--sms: found 8, but the host engine has no SMs
 --repeat|--repeat needs a value
 --fast|unknown option --fast
 now|"now" is one word too many

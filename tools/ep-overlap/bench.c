@@ -41,6 +41,7 @@ static const char help[] =
     "                   only this one\n"
     "  --chunks N,...   expert groups of an overlapped pass, up to 4 counts to compare\n"
     "                   (the engine's choice)\n"
+    "  --sms N          SMs that the experts' GEMMs take on a GPU (all)\n"
     "  --repeat N       rounds (9)\n"
     "  --timeout N      seconds that a peer is waited for (60)\n"
     "  --json           for programs\n\n"
@@ -93,6 +94,7 @@ static const number numbers[] = {
     {"top-k", AT(top_k), 1, 32},
     {"ranks", AT(ranks), 1, BENCH_RANKS},
     {"repeat", AT(repeats), 1, BENCH_REPEATS},
+    {"sms", AT(sms), 2, 1024},
 };
 #define NUMBERS ((int)(sizeof numbers / sizeof numbers[0]))
 enum { FIRST_WORD = 256, WORKLOAD = FIRST_WORD, TYPE, ENGINE, DISPATCHER, CHUNKS, TIMEOUT, JSON };
@@ -215,6 +217,7 @@ static int parse_options(int argc, char **argv, bench_options *o) {
                                           {"top-k", required_argument, NULL, 4},
                                           {"ranks", required_argument, NULL, 5},
                                           {"repeat", required_argument, NULL, 6},
+                                          {"sms", required_argument, NULL, 7},
                                           {"workload", required_argument, NULL, WORKLOAD},
                                           {"type", required_argument, NULL, TYPE},
                                           {"engine", required_argument, NULL, ENGINE},
@@ -254,6 +257,10 @@ static int bench_run(int argc, char **argv) {
     if (r == NULL)
         return epo_tool_fail("bench", epo_fail(EPO_E_NOMEM, "no memory"));
     const int arms = bench_arms(&o, arm);
+    char sms[16];
+    snprintf(sms, sizeof sms, "%d", o.sms);
+    if (o.sms > 0)
+        setenv("EP_OVERLAP_CUDA_SMS", sms, 1);
     epo_status measured = bench_measure(&o, arm, arms, r, &rank_zero);
     if (measured != EPO_OK) {
         free(r);

@@ -31,7 +31,7 @@ typedef struct bench_options {
     int ranks;      /* threads; 0: the step's ranks, or as many as there are GPUs */
     int dispatcher; /* epo_dispatcher; -1: both */
     int chunks[BENCH_CHUNKS], chunk_counts;
-    int sms; /* for communication; 0: the engine's choice */
+    int sms; /* of the experts' GEMMs; 0: all */
     int repeats;
     double timeout_s;
     bool json;
@@ -58,6 +58,7 @@ typedef struct bench_figures {
     epo_overlap_times unions;          /* one forward and backward of rank 0 */
     int chunks;                        /* that the passes were made of */
     epo_stats pass;                    /* one forward and backward */
+    uint64_t bits;                     /* of rank 0's outputs and gradients, as one number */
     bool identical;                    /* outputs and gradients, to its serial arm's bits */
 } bench_figures;
 

@@ -132,8 +132,10 @@ static epo_status compare_bits(bench_rank *b) {
     free(copy);
     if (status == EPO_OK)
         status = measure_largest(b->side[0].group, &b->device, differs, b->arms);
-    for (int a = 0; a < b->arms && status == EPO_OK && b->rank == 0; a++)
+    for (int a = 0; a < b->arms && status == EPO_OK && b->rank == 0; a++) {
         b->out->arm[a].identical = differs[a] == 0;
+        b->out->arm[a].bits = b->side[a].bits;
+    }
     return status;
 }
 

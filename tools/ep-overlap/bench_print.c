@@ -26,6 +26,8 @@ static void heading(const bench_options *o, const bench_result *r) {
            r->threads ? "threads of one process" : "processes");
     if (r->sms > 0)
         printf(", %s with %d SMs", r->gpu, r->sms);
+    if (o->sms > 0)
+        printf(", GEMMs on %d of them", o->sms);
     if (r->info.link_gbs > 0)
         printf(", EMULATED link %g GB/s + %g us", r->info.link_gbs, r->info.link_us);
     printf("\nep-overlap %s, %s\n", epo_version(), r->versions);
@@ -160,13 +162,16 @@ static void put_arm(epo_json *j, const bench_arm *arm, int a, const bench_result
     const bool serial = arm[a].serial == a;
     const double forward[] = {f->exposed_f, f->efficiency_f, f->floor_f};
     const double both[] = {f->exposed_b, f->efficiency_b, f->floor_b};
+    char bits[20];
     epo_json_object(j, NULL);
     epo_json_text(j, "name", arm[a].name);
     epo_json_text(j, "dispatcher", arm[a].dispatcher == EPO_DISPATCH_FLEX ? "flex" : "alltoall");
     epo_json_bool(j, "overlap", arm[a].overlap == EPO_ON);
     epo_json_bool(j, "delay_wgrad", arm[a].delay == EPO_ON);
     epo_json_text(j, "serial", arm[arm[a].serial].name);
+    snprintf(bits, sizeof bits, "%016" PRIx64, f->bits);
     epo_json_bool(j, "identical", f->identical);
+    epo_json_text(j, "bits", bits);
     put_side(j, "forward", &f->forward, &f->faster_f, forward, serial);
     put_side(j, "forward_backward", &f->both, &f->faster_b, both, serial);
     epo_json_number(j, "ffn_alone_forward_ms", s->ffn_f);
@@ -182,6 +187,7 @@ static void put_settings(epo_json *j, const bench_options *o, const bench_result
     epo_json_text(j, "versions", r->versions);
     epo_json_text(j, "device", r->gpu);
     epo_json_integer(j, "sms", r->sms);
+    epo_json_integer(j, "gemm_sms", o->sms > 0 ? o->sms : r->sms);
     epo_json_text(j, "workload", o->workload);
     epo_json_integer(j, "tokens", o->tokens);
     epo_json_integer(j, "hidden", o->hidden);

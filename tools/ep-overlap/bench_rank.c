@@ -191,6 +191,9 @@ static epo_status first_group(bench_rank *b) {
     if (status != EPO_OK)
         return status;
     measure_device_settle(&b->device, info.engine);
+    if (b->o->sms > 0 && !b->device.gpu)
+        return epo_fail(EPO_E_ARG, "--sms: found %d, but the host engine has no SMs; leave it out",
+                        b->o->sms);
     b->rank = info.rank;
     b->ranks = info.ranks;
     if (b->o->experts % b->ranks != 0)

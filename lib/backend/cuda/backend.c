@@ -118,6 +118,15 @@ static epo_status gemm_choose(epo_backend *be) {
     if (wish != NULL && be->grouped && strcmp(wish, "grouped") != 0 && wish[0] != '\0')
         return epo_fail(EPO_E_ARG, "EP_OVERLAP_CUDA_GEMM: found '%s', allowed grouped, cublas",
                         wish);
+    wish = getenv("EP_OVERLAP_CUDA_SMS");
+    if (wish == NULL || wish[0] == '\0')
+        return EPO_OK;
+    char *end = NULL;
+    const long sms = strtol(wish, &end, 10);
+    if (*end != '\0' || sms < 2 || sms > be->sms)
+        return epo_fail(EPO_E_ARG, "EP_OVERLAP_CUDA_SMS: found '%s', allowed 2..%d (of GPU %d)",
+                        wish, be->sms, be->device);
+    be->gemm_sms = (int)sms;
     return EPO_OK;
 }
 

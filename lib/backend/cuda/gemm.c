@@ -65,6 +65,7 @@ static epo_status grouped_run(epo_queue *q, epo_gg *gg, const char *phase) {
     epo_status status = workspace_hold(q, need);
     gg->workspace = q->workspace;
     gg->workspace_bytes = q->workspace_bytes;
+    gg->sms = q->be->gemm_sms;
     if (status == EPO_OK)
         status = epo_gg_launch(gg, q->stream);
     if (status != EPO_OK) {

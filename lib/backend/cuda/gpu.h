@@ -106,6 +106,7 @@ struct epo_backend {
     bool stream_ops; /* the device writes and waits for words by itself */
     bool one_sided;
     bool grouped;         /* our GEMM kernels where they fit; else cuBLAS */
+    int gemm_sms;         /* that those take; 0: all */
     uint64_t small_piece; /* bytes; smaller ones on average are stored, not copied */
     bool thin;            /* rows go back by kernels beside GEMMs, not by copy engines */
     bool pack;            /* gathered rows by copy engines too */
