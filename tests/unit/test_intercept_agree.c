@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Ranks that enter, vote, withdraw or never answer: whatever happens, both ends of a pair
+ * hear the same verdict, and "all agree" is the same everywhere.
+ */
+#include "config.h"
+
+#include "unit.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "preload/intercept/agree.h"
+
+#define RANKS 5
+#define LIMIT_S 0.05
+
+typedef struct outcome {
+    int entered, whole, index;
+    signed char verdict[AGREE_RANKS]; /* by index; -1: no answer */
+} outcome;
+
+static comm_key key_of(unsigned n) {
+    return (comm_key){{0x7e57000000000000u + (unsigned)getpid(), n}};
+}
+
+static void wait_a_little(unsigned *seed) {
+    const struct timespec t = {0, (long)(rand_r(seed) % 4) * 3000000};
+    if (rand_r(seed) % 2 == 0)
+        nanosleep(&t, NULL);
+}
+
+/* One rank; `deaf` never votes, as one that was killed. */
+static void run_rank(outcome *out, comm_key key, atomic_int *gate, unsigned seed, bool deaf) {
+    agree a;
+    out->entered = agree_enter(&a, &key);
+    atomic_fetch_add(gate, 1); /* NCCL's initialisation: nobody leaves before all are there */
+    while (atomic_load(gate) < RANKS)
+        ;
+    if (!out->entered || deaf)
+        return;
+    out->index = a.me;
+    const int count = agree_count(&a);
+    epo_terms_card card = {.abi = EPO_TERMS_ABI, .usable = rand_r(&seed) % 6 != 0};
+    wait_a_little(&seed);
+    agree_show(&a, &card, NULL);
+    agree_unlink(&a);
+    for (int i = 0; i < count; i++)
+        if (i != a.me) {
+            const bool yes = agree_wait_card(&a, i, LIMIT_S) && card.usable;
+            wait_a_little(&seed);
+            agree_vote(&a, i, yes && rand_r(&seed) % 8 != 0);
+        }
+    for (int i = 0; i < count; i++)
+        if (i != a.me)
+            out->verdict[i] = agree_verdict(&a, i, LIMIT_S);
+    out->whole = agree_whole(&a, RANKS, LIMIT_S);
+    agree_leave(&a);
+}
+
+static bool one_round(outcome *all, atomic_int *gate, unsigned round, bool with_deaf) {
+    pid_t child[RANKS];
+    memset(all, 0, RANKS * sizeof *all);
+    for (int r = 0; r < RANKS; r++)
+        memset(all[r].verdict, -1, sizeof all[r].verdict);
+    atomic_store(gate, 0);
+    const comm_key key = key_of(round);
+    for (int r = 0; r < RANKS; r++) {
+        all[r].index = -1;
+        child[r] = fork();
+        if (child[r] == 0) {
+            run_rank(&all[r], key, gate, round * 31 + (unsigned)r, with_deaf && r == 2);
+            _exit(0);
+        }
+    }
+    bool well = true;
+    for (int r = 0; r < RANKS; r++) {
+        int status = 0;
+        well = waitpid(child[r], &status, 0) == child[r] && status == 0 && well;
+    }
+    return well;
+}
+
+static void test_verdicts(void) {
+    outcome *all = mmap(NULL, 65536, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    atomic_int *gate = (atomic_int *)((char *)all + 32768);
+    int agreed = 0, refused = 0, whole = 0;
+    CU_ASSERT_PTR_NOT_EQUAL_FATAL(all, MAP_FAILED);
+    for (unsigned round = 0; round < 60; round++) {
+        CU_ASSERT_TRUE_FATAL(one_round(all, gate, round, round % 5 == 4));
+        bool every = true;
+        for (int a = 0; a < RANKS; a++)
+            for (int b = 0; b < RANKS; b++) {
+                if (a == b || all[a].index < 0 || all[b].index < 0)
+                    continue;
+                const int here = all[a].verdict[all[b].index], there = all[b].verdict[all[a].index];
+                CU_ASSERT_EQUAL(here, there);
+                agreed += here == 1;
+                refused += here == 0;
+                every = every && here == 1;
+            }
+        for (int r = 0; r < RANKS; r++) {
+            every = every && all[r].index >= 0;
+            if (all[r].index >= 0 && all[(r + 1) % RANKS].index >= 0)
+                CU_ASSERT_EQUAL(all[r].whole, all[(r + 1) % RANKS].whole);
+        }
+        CU_ASSERT_TRUE(!all[0].whole || every);
+        whole += all[0].whole;
+    }
+    CU_ASSERT_TRUE(agreed > 50 && refused > 50);
+    munmap(all, 65536);
+    (void)whole;
+}
+
+/* A file of that name that others could have made. */
+static void test_strangers(void) {
+    agree a;
+    const comm_key key = key_of(1000);
+    CU_ASSERT_TRUE(agree_enter(&a, &key));
+    char path[sizeof a.path];
+    memcpy(path, a.path, sizeof path);
+    agree_unlink(&a);
+    agree_leave(&a);
+    CU_ASSERT_EQUAL(access(path, F_OK), -1);
+    const int fd = open(path, O_RDWR | O_CREAT, 0666);
+    CU_ASSERT_TRUE_FATAL(fd >= 0 && fchmod(fd, 0666) == 0);
+    close(fd);
+    CU_ASSERT_FALSE(agree_enter(&a, &key));
+    unlink(path);
+    CU_ASSERT_EQUAL(symlink("/dev/null", path), 0);
+    CU_ASSERT_FALSE(agree_enter(&a, &key));
+    unlink(path);
+}
+
+static void test_too_many(void) {
+    agree a[AGREE_RANKS + 1];
+    const comm_key key = key_of(2000);
+    for (int i = 0; i < AGREE_RANKS; i++)
+        CU_ASSERT_TRUE(agree_enter(&a[i], &key));
+    CU_ASSERT_FALSE(agree_enter(&a[AGREE_RANKS], &key));
+    CU_ASSERT_EQUAL(agree_count(&a[0]), AGREE_RANKS);
+    agree_unlink(&a[0]);
+    for (int i = 0; i < AGREE_RANKS; i++)
+        agree_leave(&a[i]);
+}
+
+int main(void) {
+    const CU_TestInfo tests[] = {
+        {"both ends hear one verdict", test_verdicts},
+        {"strangers' files are refused", test_strangers},
+        {"more ranks than there is room for", test_too_many},
+        CU_TEST_INFO_NULL,
+    };
+    return unit_run("interposer: agreeing", tests);
+}
