@@ -385,6 +385,11 @@ typedef struct epo_backend_ops {
     /* `fn` in queue order.  Host: on the queue's thread; it must not call the API. */
     epo_status (*call)(epo_queue *q, void (*fn)(void *ctx), void *ctx, const epo_deps *deps);
 
+    /* `fn`, which enqueues on `stream`, the queue's, in queue order, at once.  NULL: there
+     * are no streams, `call` serves. */
+    epo_status (*run)(epo_queue *q, epo_status (*fn)(void *ctx, epo_stream stream), void *ctx,
+                      const epo_deps *deps);
+
     /* Recording: as epo_record_start and _stop. */
     epo_status (*record_start)(epo_backend *be, uint64_t capacity);
     epo_status (*record_stop)(epo_backend *be, const epo_interval **out, uint64_t *count,

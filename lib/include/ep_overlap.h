@@ -294,6 +294,34 @@ EPO_API epo_status epo_combine(epo_plan *plan, const void *rows, void *y, const 
 
 /* ---- layer ------------------------------------------------------------ */
 
+/* Experts of the caller's own.  A layer with `expert` set calls it for consecutive local
+ * experts (one call per chunk), which read and write expert-major rows of the type: for
+ * local expert e those from first[e], count[e] of them.  Rows in between are zero and so
+ * may be computed like the others; what they give is not used. */
+typedef enum epo_expert_phase {
+    EPO_EXPERT_FORWARD = 0, /* y from x, router weight applied */
+    EPO_EXPERT_DGRAD = 1,   /* dx and dweights from dy and x (the forward's, kept) */
+    EPO_EXPERT_WGRAD = 2    /* weight gradients from dy and x, for all local experts, in the
+                             * place of dw1 and dw2: at once or delayed */
+} epo_expert_phase;
+typedef struct epo_expert_call {
+    size_t size;
+    epo_expert_phase phase;
+    int first_expert, experts;             /* local experts of this call */
+    uint64_t row, rows;                    /* their rows, those in between included */
+    const uint64_t *first, *count;         /* [El]; CUDA: device memory */
+    const uint64_t *cpu_first, *cpu_count; /* the same for the CPU */
+    const void *x;                         /* [plan rows][H], as all that follows */
+    const float *weights;                  /* [plan rows] router weights */
+    void *y;
+    const void *dy;
+    void *dx;
+    float *dweights;     /* [plan rows] */
+    uint64_t microbatch; /* DGRAD, WGRAD: as wgrad_ready's */
+    epo_stream stream;   /* CUDA: enqueue here; the host engine calls on a thread of its
+                          * own, where the API must not be called */
+} epo_expert_call;
+
 /* Expert e computes, for a row x with router weight w:
  *   g = W1[e][0..F) x, u = W1[e][F..2F) x, a = w * silu(g) * u, y = W2[e] a
  * with fp32 accumulation and `a` rounded to the row type. */
@@ -313,9 +341,17 @@ typedef struct epo_layer_config {
      * layer's backward calls from 0.  May be NULL. */
     void (*wgrad_ready)(void *ctx, epo_layer *layer, uint64_t microbatch);
     void *ctx;
+    /* Not NULL: the experts (w1, w2, dw1, dw2 are NULL then, ffn is not used).  Arrays of
+     * a call hold until it returns (host) or what it enqueued has run (CUDA).  A status
+     * other than EPO_OK ends the group's work on all ranks. */
+    epo_status (*expert)(void *ctx, const epo_expert_call *call);
+    int expert_wgrad; /* not 0: it is called for EPO_EXPERT_WGRAD, too */
 } epo_layer_config;
 #define EPO_LAYER_CONFIG_INIT                                                                      \
-    { sizeof(epo_layer_config), 0, 0, 0, EPO_F32, EPO_F32, NULL, NULL, NULL, NULL, NULL, NULL }
+    {                                                                                              \
+        sizeof(epo_layer_config), 0, 0, 0, EPO_F32, EPO_F32, NULL, NULL, NULL, NULL, NULL, NULL,   \
+            NULL, 0                                                                                \
+    }
 
 EPO_API epo_status epo_layer_create(epo_group *group, const epo_layer_config *config,
                                     epo_layer **out);

@@ -43,6 +43,10 @@ static void product(moe_pass *p, const epo_layer *l, int chunk, const epo_gemm *
 }
 
 void moe_experts_forward(moe_pass *p, epo_layer *l, int c, epo_saved *saved, void *a, void *out) {
+    if (p->custom) {
+        moe_own_forward(p, l, c, saved, out);
+        return;
+    }
     epo_group *g = p->group;
     int hidden = l->config.hidden, ffn = l->config.ffn;
     bool last = c == p->chunks - 1;
@@ -68,12 +72,15 @@ void moe_forward_memory(moe_pass *p, const epo_layer *layer, epo_saved *saved, b
                         moe_block *a, moe_block *out) {
     uint64_t hidden = (uint64_t)layer->config.hidden, ffn = (uint64_t)layer->config.ffn;
     uint64_t size = moe_type_size(layer->config.type), rows = p->plan->rows;
+    p->custom = layer->config.expert != NULL;
     /* x is for the weight gradients alone, unless rows must be expanded first. */
-    if ((keep && layer->config.dw1 != NULL) || !moe_pass_in_place(p))
+    if ((keep && moe_layer_trains(layer)) || !moe_pass_in_place(p))
         moe_pass_get(p, rows, hidden * size, &saved->x);
+    moe_pass_get(p, rows, hidden * size, out);
+    if (p->custom)
+        return;
     moe_pass_get(p, rows, 2 * ffn * size, &saved->h);
     moe_pass_get(p, rows, ffn * size, a);
-    moe_pass_get(p, rows, hidden * size, out);
 }
 
 epo_status moe_layer_forward(epo_layer *layer, epo_plan *plan, const void *x, void *y,
@@ -102,6 +109,10 @@ epo_status moe_layer_forward(epo_layer *layer, epo_plan *plan, const void *x, vo
 /* da overwrites nothing: `a` is made again in its place, dh in h's. */
 void moe_experts_backward(moe_pass *p, epo_layer *l, int c, moe_wgrad *w, void *dx,
                           float *dweight) {
+    if (p->custom) {
+        moe_own_backward(p, l, c, w, dx, dweight);
+        return;
+    }
     int hidden = l->config.hidden, ffn = l->config.ffn;
     epo_deps down = moe_deps("dgrad2", EPO_INTERVAL_COMPUTE, c);
     epo_deps up = moe_deps("dgrad1", EPO_INTERVAL_COMPUTE, c);
@@ -132,7 +143,7 @@ void moe_experts_backward(moe_pass *p, epo_layer *l, int c, moe_wgrad *w, void *
 static void chunk_wgrad(moe_pass *p, epo_layer *l, int c, moe_wgrad *w) {
     epo_route_shape s = moe_plan_shape(p->plan);
     epo_ready ready = epo_ready_event(p->group->grad);
-    if (p->status != EPO_OK || l->config.dw1 == NULL || p->group->delay_wgrad ||
+    if (p->status != EPO_OK || !moe_layer_trains(l) || p->custom || p->group->delay_wgrad ||
         w->queue == p->group->compute)
         return;
     p->status = moe_wgrad_issue(w, epo_route_chunk_first(&s, c), epo_route_chunk_first(&s, c + 1),
@@ -142,14 +153,14 @@ static void chunk_wgrad(moe_pass *p, epo_layer *l, int c, moe_wgrad *w) {
 }
 
 void moe_backward_wgrad(moe_pass *p, epo_layer *l, moe_wgrad *w) {
-    if (p->status == EPO_OK && l->config.dw1 != NULL && !w->issued && !p->group->delay_wgrad)
+    if (p->status == EPO_OK && moe_layer_trains(l) && !w->issued && !p->group->delay_wgrad)
         p->status = moe_wgrad_issue_whole(w);
 }
 
 /* After a pass: the entry runs later, has run, or is dropped. */
 epo_status moe_backward_settle(moe_pass *p, epo_layer *l, moe_wgrad *w, epo_status status) {
     epo_group *g = p->group;
-    if (status != EPO_OK || l->config.dw1 == NULL) {
+    if (status != EPO_OK || !moe_layer_trains(l)) {
         moe_wgrad_free(w);
         return status;
     }
@@ -176,9 +187,11 @@ moe_wgrad *moe_backward_memory(moe_pass *p, epo_layer *layer, epo_saved *saved, 
     w->x = saved->x;
     w->dh = saved->h;
     saved->x = saved->h = (moe_block){NULL, 0};
-    if (layer->config.dw1 != NULL || !moe_pass_in_place(p))
+    p->custom = layer->config.expert != NULL;
+    if (moe_layer_trains(layer) || !moe_pass_in_place(p))
         moe_pass_get(p, rows, (uint64_t)layer->config.hidden * size, &w->dy);
-    moe_pass_get(p, rows, (uint64_t)layer->config.ffn * size, &w->a);
+    if (!p->custom)
+        moe_pass_get(p, rows, (uint64_t)layer->config.ffn * size, &w->a);
     moe_pass_get(p, rows, (uint64_t)layer->config.hidden * size, out);
     moe_pass_get(p, rows, sizeof(float), dweight);
     return w;
@@ -194,7 +207,7 @@ epo_status moe_layer_backward(epo_layer *layer, epo_saved *saved, const void *dy
     moe_wgrad *w = moe_backward_memory(&p, layer, saved, &out, &dweight);
     if (w == NULL)
         return moe_pass_end(&p);
-    p.tail = !g->overlap || g->delay_wgrad || layer->config.dw1 == NULL;
+    p.tail = !g->overlap || g->delay_wgrad || !moe_layer_trains(layer);
     moe_pass_dispatch(&p, dy);
     if (p.status == EPO_OK)
         p.status = moe_wgrad_issue_delayed(g);

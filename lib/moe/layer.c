@@ -10,6 +10,11 @@ enum { SPARE_SAVED = 64, MAX_WIDTH = 1 << 24 };
 /* ---- layer --------------------------------------------------------------- */
 
 static epo_status check_pointers(const epo_layer_config *c) {
+    if (c->expert != NULL && (c->w1 != NULL || c->w2 != NULL || c->dw1 != NULL || c->dw2 != NULL))
+        return epo_fail(EPO_E_ARG, "layer: expert and weights are given; experts of the caller's "
+                                   "have their own, leave w1, w2, dw1 and dw2 NULL");
+    if (c->expert != NULL)
+        return EPO_OK;
     if (c->w1 == NULL || c->w2 == NULL)
         return epo_fail(EPO_E_ARG, "layer: w1 is %s, w2 is %s; give both weights",
                         c->w1 == NULL ? "NULL" : "given", c->w2 == NULL ? "NULL" : "given");
@@ -24,7 +29,7 @@ static epo_status check_layer(const epo_group *g, const epo_layer_config *c) {
     epo_status status = moe_check_experts(c->experts, g->ranks);
     if (status == EPO_OK)
         status = moe_check_range("hidden", c->hidden, 1, MAX_WIDTH);
-    if (status == EPO_OK)
+    if (status == EPO_OK && c->expert == NULL)
         status = moe_check_range("ffn", c->ffn, 1, MAX_WIDTH);
     if (status == EPO_OK)
         status = moe_check_type(info, "type", c->type);
@@ -124,6 +129,8 @@ void moe_saved_drop(epo_saved *saved) {
     epo_group *g = saved->layer->group;
     moe_pool_put(g, &saved->x);
     moe_pool_put(g, &saved->h);
+    free(saved->own);
+    saved->own = NULL;
     moe_plan_release(saved->plan);
     saved->plan = NULL;
     saved->live = false;

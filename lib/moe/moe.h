@@ -12,6 +12,7 @@
  *   plan.c      counts exchanged, errors agreed; dispatch_*.c make the maps
  *   pipeline.c  the pass: dispatch, expand, return, finish
  *   experts.c   the GEMMs of a pass, forward and backward
+ *   own.c       experts that are the caller's function
  *   layer.c     layer and saved objects
  *   schedule.c  two micro-batches, node by node
  *   wgrad.c     weight gradients, at once or delayed
@@ -349,6 +350,7 @@ typedef struct moe_pass {
     epo_stream stream;
     int chunks;      /* 1: the whole plan in one piece, whatever its chunks */
     epo_event *done; /* compute: the outputs are complete */
+    bool custom;     /* the caller's experts: rows are expanded in any case */
     epo_status status;
     moe_block back, back_weight; /* flex: what goes back */
     bool keeps;                  /* in place: copies were issued */
@@ -399,12 +401,20 @@ struct epo_layer {
     int saved;
 };
 
+/* Are there weight gradients? */
+static inline bool moe_layer_trains(const epo_layer *l) {
+    return l->config.dw1 != NULL || (l->config.expert != NULL && l->config.expert_wgrad != 0);
+}
+
+typedef struct moe_own moe_own; /* own.c */
+
 struct epo_saved {
     epo_object object;
     bool live;
     epo_layer *layer;
     epo_plan *plan;
     moe_block x, h; /* expert-major rows and fc1's output */
+    moe_own *own;   /* calls of the caller's experts */
     epo_saved *next;
 };
 
@@ -431,6 +441,13 @@ epo_status moe_backward_settle(moe_pass *p, epo_layer *l, moe_wgrad *w, epo_stat
 /* Gives up blocks and plan; the handle goes to the group's spares. */
 void moe_saved_drop(epo_saved *saved);
 
+/* ---- own.c ------------------------------------------------------------- */
+
+/* As moe_experts_forward and _backward, for layers with experts of the caller's. */
+void moe_own_forward(moe_pass *p, epo_layer *l, int c, epo_saved *saved, void *out);
+void moe_own_backward(moe_pass *p, epo_layer *l, int c, moe_wgrad *w, void *dx, float *dweight);
+epo_status moe_own_wgrad(moe_wgrad *w, const epo_deps *deps);
+
 /* ---- wgrad.c ---------------------------------------------------------- */
 
 /* One backward call's weight gradients; owns its operands until they are done. */
@@ -440,6 +457,8 @@ struct moe_wgrad {
     epo_plan *plan; /* a reference, for the layout */
     uint64_t microbatch, bytes;
     moe_block dy, a, dh, x;
+    moe_own *own; /* calls of the caller's experts; own_last: the one for this */
+    int own_last;
     int gemms, counted; /* all, and those that the figures hold */
     bool issued;
     epo_queue *queue;   /* where its GEMMs run */

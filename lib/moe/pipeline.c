@@ -200,7 +200,7 @@ void moe_pass_expand(moe_pass *p, int chunk, void *dst) {
 /* ---- rows read where they arrive ------------------------------------------ */
 
 bool moe_pass_in_place(const moe_pass *p) {
-    return p->group->keep != NULL && p->plan->expand == p->plan->pad;
+    return p->group->keep != NULL && p->plan->expand == p->plan->pad && !p->custom;
 }
 
 /* All rows at once, when the last chunk's are there: nothing waits for the copy before

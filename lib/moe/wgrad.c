@@ -41,6 +41,7 @@ void moe_wgrad_free(moe_wgrad *w) {
     moe_pool_put(g, &w->dh);
     moe_pool_put(g, &w->x);
     moe_plan_release(w->plan);
+    free(w->own);
     if (w->end != NULL)
         g->ops->event_destroy(g->be, w->end);
     free(w);
@@ -72,6 +73,10 @@ static epo_status issue_gemms(moe_wgrad *w, int first, int count, const epo_read
         moe_deps_wait(&deps, epo_ready_event(g->kept));
         moe_deps_wait(&deps, epo_ready_event(g->odd_grad));
     }
+    if (w->own != NULL) {
+        deps.name = "experts wgrad";
+        return moe_own_wgrad(w, &deps);
+    }
     epo_status status = g->ops->gemm(w->queue, &gemm, &deps);
     if (status != EPO_OK)
         return status;
@@ -90,7 +95,7 @@ epo_status moe_wgrad_issue(moe_wgrad *w, int first, int last, const epo_ready *w
     epo_group *g = w->layer->group;
     /* Where the CPU does the work, an operation of the fill queue stands in the
      * compute queue's way for all its length: there each expert is one. */
-    bool apart = g->fill != g->compute && g->ops->write == NULL;
+    bool apart = g->fill != g->compute && g->ops->write == NULL && w->own == NULL;
     epo_status status = EPO_OK;
     if (!apart)
         return issue_gemms(w, first, last - first, wait, chunk);
@@ -116,7 +121,7 @@ epo_status moe_wgrad_issue_end(moe_wgrad *w) {
     const epo_layer_config *c = &w->layer->config;
     uint64_t n = (uint64_t)w->layer->local * (uint64_t)c->hidden * (uint64_t)c->ffn *
                  moe_type_size(c->wgrad_type);
-    epo_status status = g->ops->poison != NULL
+    epo_status status = g->ops->poison != NULL && c->dw1 != NULL
                             ? g->ops->poison(w->queue, c->dw1, 2 * n, c->dw2, n, &deps)
                             : g->ops->zero(w->queue, NULL, 0, &deps);
     deps.signal = w->end;
@@ -134,7 +139,8 @@ epo_status moe_wgrad_issue_whole(moe_wgrad *w) {
 void moe_wgrad_append(epo_group *group, moe_wgrad *w) {
     moe_wgrad_queue *q = &group->wgrads;
     w->bytes = w->dy.bytes + w->a.bytes + w->dh.bytes + w->x.bytes;
-    for (int e = 0; e < w->layer->local; e++)
+    w->gemms = w->own != NULL; /* one call of the caller's */
+    for (int e = 0; e < w->layer->local && w->own == NULL; e++)
         w->gemms += w->plan->count[e] > 0 ? 2 : 0;
     if (q->tail != NULL)
         q->tail->next = w;

@@ -113,8 +113,117 @@ static void count_ready(void *ctx, epo_layer *layer, uint64_t microbatch) {
     *ready = microbatch == (uint64_t)*ready ? *ready + 1 : -1000;
 }
 
+/* ---- experts of the test's ------------------------------------------------ */
+
+/* g, u, and what SwiGLU makes of them, of one row. */
+static void own_row(const rank_run *r, int e, const float *x, double *g, double *u) {
+    size_t h = (size_t)r->args->c->hidden, f = (size_t)r->args->c->ffn;
+    const float *w1 = (const float *)r->w1 + (size_t)e * 2 * f * h;
+    for (size_t i = 0; i < f; i++) {
+        g[i] = u[i] = 0;
+        for (size_t j = 0; j < h; j++) {
+            g[i] += (double)w1[i * h + j] * (double)x[j];
+            u[i] += (double)w1[(f + i) * h + j] * (double)x[j];
+        }
+    }
+}
+
+static void own_forward(const rank_run *r, int e, const float *x, double w, float *y, double *g) {
+    size_t h = (size_t)r->args->c->hidden, f = (size_t)r->args->c->ffn;
+    const float *w2 = (const float *)r->w2 + (size_t)e * h * f;
+    double *u = g + f;
+    own_row(r, e, x, g, u);
+    for (size_t j = 0; j < h; j++) {
+        double sum = 0;
+        for (size_t i = 0; i < f; i++)
+            sum += (double)w2[j * f + i] * w * g[i] / (1 + exp(-g[i])) * u[i];
+        y[j] = (float)sum;
+    }
+}
+
+/* dx and *dweight, or (dx NULL) the weight gradients. */
+static void own_backward(const rank_run *r, int e, const float *x, const float *dy, double w,
+                         float *dx, float *dweight, double *g) {
+    size_t h = (size_t)r->args->c->hidden, f = (size_t)r->args->c->ffn;
+    size_t at =
+        (size_t)r->rank->rank * (size_t)(r->args->c->experts / r->args->c->ranks) + (size_t)e;
+    const float *w1 = (const float *)r->w1 + (size_t)e * 2 * f * h;
+    const float *w2 = (const float *)r->w2 + (size_t)e * h * f;
+    float *dw1 = (float *)r->args->out->dw1 + at * 2 * f * h;
+    float *dw2 = (float *)r->args->out->dw2 + at * h * f;
+    double *u = g + f, sum = 0;
+    own_row(r, e, x, g, u);
+    for (size_t j = 0; j < h && dx != NULL; j++)
+        dx[j] = 0;
+    for (size_t i = 0; i < f; i++) {
+        double s = 1 / (1 + exp(-g[i])), silu = g[i] * s, da = 0;
+        for (size_t j = 0; j < h; j++)
+            da += (double)w2[j * f + i] * (double)dy[j];
+        double dg = w * da * u[i] * (s + silu * (1 - s)), du = w * da * silu;
+        sum += da * silu * u[i];
+        for (size_t j = 0; j < h && dx != NULL; j++)
+            dx[j] += (float)(dg * (double)w1[i * h + j] + du * (double)w1[(f + i) * h + j]);
+        for (size_t j = 0; j < h && dx == NULL; j++) {
+            dw1[i * h + j] += (float)(dg * (double)x[j]);
+            dw1[(f + i) * h + j] += (float)(du * (double)x[j]);
+            dw2[j * f + i] += (float)((double)dy[j] * w * silu * u[i]);
+        }
+    }
+    if (dweight != NULL)
+        *dweight = (float)sum;
+}
+
+/* Rows in between are zero, in what comes in and so in what goes out. */
+static bool between_is_zero(const rank_run *r, const epo_expert_call *call) {
+    size_t h = (size_t)r->args->c->hidden;
+    int e = call->first_expert, past = e + call->experts;
+    for (uint64_t row = call->row; row < call->row + call->rows; row++) {
+        while (e < past && row >= call->first[e] + call->count[e])
+            e++;
+        if (e < past && row >= call->first[e])
+            continue;
+        for (size_t j = 0; j < h; j++)
+            if (((const float *)call->x)[row * h + j] != 0 ||
+                (call->dy != NULL && ((const float *)call->dy)[row * h + j] != 0))
+                return false;
+    }
+    return true;
+}
+
+static epo_status own_expert(void *ctx, const epo_expert_call *call) {
+    rank_run *r = ctx;
+    size_t h = (size_t)r->args->c->hidden;
+    double *work = moe_calloc(2 * (size_t)r->args->c->ffn, sizeof *work);
+    int calls = __atomic_add_fetch(&r->args->out->calls[r->rank->rank], 1, __ATOMIC_RELAXED);
+    bool good = call->size == sizeof *call && between_is_zero(r, call) && call->stream == NULL &&
+                call->first_expert >= 0 && call->experts >= 0;
+    for (int e = call->first_expert; e < call->first_expert + call->experts; e++)
+        for (uint64_t row = call->first[e]; row < call->first[e] + call->count[e]; row++) {
+            const float *x = (const float *)call->x + row * h;
+            const float *dy = call->dy != NULL ? (const float *)call->dy + row * h : NULL;
+            double w = (double)call->weights[row];
+            good = good && row >= call->row && row < call->row + call->rows &&
+                   call->first[e] == call->cpu_first[e] && call->count[e] == call->cpu_count[e];
+            if (call->phase == EPO_EXPERT_FORWARD)
+                own_forward(r, e, x, w, (float *)call->y + row * h, work);
+            else if (call->phase == EPO_EXPERT_DGRAD)
+                own_backward(r, e, x, dy, w, (float *)call->dx + row * h, &call->dweights[row],
+                             work);
+            else
+                own_backward(r, e, x, dy, w, NULL, NULL, work);
+        }
+    free(work);
+    bool fail = r->rank->rank == 0 && calls == r->args->how->fail_call;
+    return !good ? EPO_E_STATE : fail ? EPO_E_NOMEM : EPO_OK;
+}
+
 static size_t stack_of(const moe_case *c) {
     return (size_t)(c->experts / c->ranks) * (size_t)c->ffn * (size_t)c->hidden;
+}
+
+static void own_ready(void *ctx, epo_layer *layer, uint64_t microbatch) {
+    rank_run *r = ctx;
+    count_ready(&r->args->out->ready[r->rank->rank], layer, microbatch);
 }
 
 static void make_layer(rank_run *r) {
@@ -136,6 +245,15 @@ static void make_layer(rank_run *r) {
     config.dw2 = (char *)out->dw2 + at * type_size(how->wgrad_type);
     config.wgrad_ready = count_ready;
     config.ctx = &out->ready[r->rank->rank];
+    if (how->own) {
+        config.w1 = config.w2 = NULL;
+        config.dw1 = config.dw2 = NULL;
+        config.ffn = 0;
+        config.expert = own_expert;
+        config.expert_wgrad = 1;
+        config.wgrad_ready = own_ready;
+        config.ctx = r;
+    }
     EXPECT(r->rank, r->rank->engine->layer_create(r->group, &config, &r->layer) == EPO_OK);
 }
 
@@ -182,8 +300,10 @@ static void backward(rank_run *r, int b) {
     const case_batch *in = &c->batch[b][r->rank->rank];
     const epo_engine *e = r->rank->engine;
     moe_result *out = r->args->out;
-    if (r->saved[b] == NULL)
+    if (r->saved[b] == NULL) {
+        e->plan_release(r->plan[b]);
         return;
+    }
     size_t n = (size_t)in->tokens * (size_t)c->hidden;
     void *dy = moe_pack(in->dy, n, c->type), *dx = out->dx[b][r->rank->rank];
     void *target = r->args->how->in_place ? dy : dx;

@@ -42,6 +42,8 @@ typedef struct moe_how {
     int align;
     uint64_t wgrad_limit;            /* 0: the default */
     bool in_place;                   /* dx is dy */
+    bool own;                        /* experts are a function of the test's; fp32 */
+    int fail_call;                   /* not 0: its n-th call fails, on rank 0 */
     const epo_buffer_config *limits; /* capacity, overflow, padding of these; NULL: none */
 } moe_how;
 
@@ -55,6 +57,7 @@ typedef struct moe_result {
     void *dw1, *dw2; /* of all experts */
     epo_stats stats[CASE_RANKS];
     int ready[CASE_RANKS]; /* callbacks in order */
+    int calls[CASE_RANKS]; /* of experts of the test's */
 } moe_result;
 
 /* Forward and backward of all batches (f0 f1 b0 f2 b1 ...), then flush.  Outputs

@@ -323,6 +323,7 @@ static const epo_backend_ops ops = {
     .flex_send = gpu_flex_send_maps,
     .flex_receive = gpu_flex_receive_maps,
     .call = gpu_call,
+    .run = gpu_run,
     .record_start = gpu_record_start,
     .record_stop = gpu_record_stop,
     .memory = gpu_memory,

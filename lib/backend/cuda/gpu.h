@@ -209,6 +209,8 @@ epo_status gpu_stream_enter(epo_backend *be, epo_queue *const *queues, int count
 epo_status gpu_stream_leave(epo_backend *be, epo_event *event, epo_stream stream);
 epo_status gpu_sync(epo_backend *be, epo_event *event);
 epo_status gpu_call(epo_queue *q, void (*fn)(void *), void *ctx, const epo_deps *deps);
+epo_status gpu_run(epo_queue *q, epo_status (*fn)(void *, epo_stream), void *ctx,
+                   const epo_deps *deps);
 /* Around each operation: waits, then true to go on; false: pass over (the signal
  * has been given) or failed (*status). */
 bool gpu_op_begin(epo_queue *q, const epo_deps *deps, epo_status *status);

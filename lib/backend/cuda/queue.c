@@ -198,6 +198,16 @@ epo_status gpu_op_end(epo_queue *q, const epo_deps *deps) {
     return status;
 }
 
+epo_status gpu_run(epo_queue *q, epo_status (*fn)(void *, epo_stream), void *ctx,
+                   const epo_deps *deps) {
+    epo_status status;
+    if (!gpu_op_begin(q, deps, &status))
+        return status;
+    status = fn(ctx, (epo_stream)q->stream);
+    GPU_TRY(q->be, deps->name, cudaSetDevice(q->be->device)); /* wherever the caller went */
+    return status == EPO_OK ? gpu_op_end(q, deps) : status;
+}
+
 epo_status gpu_call(epo_queue *q, void (*fn)(void *), void *ctx, const epo_deps *deps) {
     epo_status status;
     if (!gpu_op_begin(q, deps, &status))
