@@ -17,6 +17,7 @@
 #   fp32       Q, weight gradients added up in fp32                   2 GPUs
 #   slow       a slow fabric: NCCL through shared memory, widths      2 GPUs
 #              that take as long to send as to compute
+#   tools      ep-overlap bench and ep-train, without Slurm (tools.sh)  1 GPU or more
 #   slurm      srun --ep-overlap=on ep-train: the loss of off, bit for bit; Slurm from
 #              build-debs where none is installed (slurm.sh)         1 GPU or more
 #
@@ -35,11 +36,11 @@ while getopts n:s:o:h option; do
         n) cases=$OPTARG ;;
         s) seed=$OPTARG ;;
         o) out=$OPTARG ;;
-        *) sed -n '3,29s/^# \{0,1\}//p' "$0"; exit 2 ;;
+        *) sed -n '3,30s/^# \{0,1\}//p' "$0"; exit 2 ;;
     esac
 done
 shift $((OPTIND - 1))
-phases=${*:-probe units threads processes nccl features sanitizer bench sweep deep fp32 slow slurm}
+phases=${*:-probe units threads processes nccl features sanitizer bench sweep deep fp32 slow tools slurm}
 out=${out:-$build/results}
 mkdir -p "$out" || exit 2
 : >"$out/cases.tsv"
@@ -145,6 +146,7 @@ for phase in $phases; do
                 unset LAYER_TIMEOUT_S
             fi
             ;;
+        tools) ARCH=$arch CUDA=$cuda run tools 170 tests/gpu/tools.sh "$build" ;;
         slurm) ARCH=$arch CUDA=$cuda run slurm 170 tests/gpu/slurm.sh "$build" ;;
         bench)
             if [ "$gpus" -lt 2 ]; then
