@@ -94,10 +94,14 @@ epo_status moe_layer_forward(epo_layer *layer, epo_plan *plan, const void *x, vo
     moe_pass_dispatch(&p, x);
     if (p.status == EPO_OK)
         p.status = moe_wgrad_issue_delayed(g);
+    bool chained = moe_chain_forward(&p, layer, saved, a.ptr, out.ptr);
     for (int c = 0; c < p.chunks && p.status == EPO_OK; c++) {
-        moe_experts_forward(&p, layer, c, saved, a.ptr, out.ptr);
+        if (!chained)
+            moe_experts_forward(&p, layer, c, saved, a.ptr, out.ptr);
         moe_pass_return(&p, c, out.ptr, NULL);
     }
+    if (chained) /* behind the ways back, which begin before the chain's end */
+        moe_pass_taken(&p, g->used, NULL);
     moe_pass_finish(&p, y, NULL);
     moe_tune_stop(plan);
     epo_status status = moe_pass_end(&p);
@@ -211,13 +215,17 @@ epo_status moe_layer_backward(epo_layer *layer, epo_saved *saved, const void *dy
     moe_pass_dispatch(&p, dy);
     if (p.status == EPO_OK)
         p.status = moe_wgrad_issue_delayed(g);
+    bool chained = moe_chain_backward(&p, layer, w, out.ptr, dweight.ptr);
     for (int c = 0; c < p.chunks && p.status == EPO_OK; c++) {
-        moe_experts_backward(&p, layer, c, w, out.ptr, dweight.ptr);
+        if (!chained)
+            moe_experts_backward(&p, layer, c, w, out.ptr, dweight.ptr);
         chunk_wgrad(&p, layer, c, w);
         if (!g->overlap && c == p.chunks - 1) /* serial: nothing is hidden */
             moe_backward_wgrad(&p, layer, w);
         moe_pass_return(&p, c, out.ptr, dweight.ptr);
     }
+    if (chained)
+        moe_pass_taken(&p, g->grad, NULL);
     moe_backward_wgrad(&p, layer, w);
     moe_pass_finish(&p, dx, dweights);
     epo_status status = moe_pass_end(&p);

@@ -142,6 +142,8 @@ static epo_status make_queues(epo_group *g) {
                             &g->odd_grad, &g->odd_used,  &g->pair_done[0], &g->pair_done[1]};
     for (size_t i = 0; status == EPO_OK && i < sizeof events / sizeof *events; i++)
         status = g->ops->event_create(g->be, events[i]);
+    for (int i = 0; status == EPO_OK && g->ops->chain != NULL && i < EPO_CHAIN_PARTS; i++)
+        status = g->ops->event_create(g->be, &g->part[i]);
     return status;
 }
 
@@ -189,6 +191,9 @@ static void group_free(epo_group *g, bool broken) {
         for (size_t i = 0; i < sizeof events / sizeof *events; i++)
             if (events[i] != NULL)
                 ops->event_destroy(g->be, events[i]);
+        for (int i = 0; i < EPO_CHAIN_PARTS; i++)
+            if (g->part[i] != NULL)
+                ops->event_destroy(g->be, g->part[i]);
         moe_pool_drain(g);
         ops->close(g->be, broken);
     }

@@ -11,7 +11,7 @@
  *   tune.c      how many chunks, by measuring
  *   plan.c      counts exchanged, errors agreed; dispatch_*.c make the maps
  *   pipeline.c  the pass: dispatch, expand, return, finish
- *   experts.c   the GEMMs of a pass, forward and backward
+ *   experts.c   the GEMMs of a pass, forward and backward; chain.c: in one operation
  *   own.c       experts that are the caller's function
  *   layer.c     layer and saved objects
  *   schedule.c  two micro-batches, node by node
@@ -117,7 +117,8 @@ struct epo_group {
      * end of one chunk's GEMM and the beginning of the next one's share the device. */
     epo_queue *odd;
     epo_event *odd_grad, *odd_used;
-    epo_event *pair_done[2]; /* of a schedule's forward and backward */
+    epo_event *pair_done[2];          /* of a schedule's forward and backward */
+    epo_event *part[EPO_CHAIN_PARTS]; /* of a chain: the chunk's rows are ready */
     moe_pool pool;
     moe_wgrad_queue wgrads;
     epo_stats stats;
@@ -358,6 +359,7 @@ typedef struct moe_pass {
     const float *own_weight;
     bool beside; /* another pass's experts run beside */
     bool tail;   /* nothing runs beside the last chunk's way back */
+    bool chained;                /* part[chunk] tells of the chunk's rows, not `rows` */
 } moe_pass;
 
 void moe_pass_begin(moe_pass *p, epo_plan *plan, int chunks, epo_stream stream);
@@ -375,6 +377,9 @@ bool moe_pass_in_place(const moe_pass *p);
  * raised).  In place: the window's, and a copy of them goes to dst unless it is NULL;
  * else dst, expanded. */
 const void *moe_pass_take(moe_pass *p, int chunk, void *dst, epo_deps *deps);
+/* In place: the rows for all chunks' GEMMs in one operation; arrival[chunk] tells when
+ * the chunk's are there.  The rest as moe_pass_take. */
+const void *moe_pass_take_all(moe_pass *p, void *dst, epo_ready *arrival);
 /* In place: after `used`, and `odd`, if not NULL, the slot is given back. */
 void moe_pass_taken(moe_pass *p, epo_event *used, epo_event *odd);
 /* Where the chunk's experts run. */
@@ -447,6 +452,14 @@ void moe_saved_drop(epo_saved *saved);
 void moe_own_forward(moe_pass *p, epo_layer *l, int c, epo_saved *saved, void *out);
 void moe_own_backward(moe_pass *p, epo_layer *l, int c, moe_wgrad *w, void *dx, float *dweight);
 epo_status moe_own_wgrad(moe_wgrad *w, const epo_deps *deps);
+
+/* ---- chain.c ---------------------------------------------------------- */
+
+/* Both products of all chunks, if the backend has one operation for them: then true,
+ * part[chunk] tells of a chunk's rows, and `used` or `grad` of the whole; the slot must
+ * be given back by moe_pass_taken behind the ways back.  False: nothing was issued. */
+bool moe_chain_forward(moe_pass *p, const epo_layer *l, epo_saved *saved, void *a, void *out);
+bool moe_chain_backward(moe_pass *p, const epo_layer *l, moe_wgrad *w, void *dx, float *dweight);
 
 /* ---- wgrad.c ---------------------------------------------------------- */
 

@@ -234,6 +234,16 @@ const void *moe_pass_take(moe_pass *p, int chunk, void *dst, epo_deps *deps) {
     return moe_buffer_at(b, slot->rows);
 }
 
+const void *moe_pass_take_all(moe_pass *p, void *dst, epo_ready *arrival) {
+    const epo_buffer *b = p->buffer;
+    const moe_slot *slot = &b->dispatch;
+    if (dst != NULL && p->status == EPO_OK)
+        keep(p, dst);
+    for (int i = 0; i < p->chunks; i++)
+        arrival[i] = moe_buffer_flag(b, arrive_flag(p, slot, i), slot->use, "dispatch chunk", i);
+    return moe_buffer_at(b, slot->rows);
+}
+
 void moe_pass_taken(moe_pass *p, epo_event *used, epo_event *odd) {
     if (moe_pass_in_place(p))
         give_credit(p, &p->buffer->dispatch, used, odd, p->keeps ? p->group->kept : NULL);
@@ -300,7 +310,7 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
                .extra_to = slot->extra};
     epo_exchange x = load_lane(p, &p->plan->combine, chunk, chunk + 1, &c);
     epo_deps deps = moe_deps("combine", EPO_INTERVAL_COMM, chunk);
-    moe_deps_wait(&deps, epo_ready_event(g->rows));
+    moe_deps_wait(&deps, epo_ready_event(p->chained ? g->part[chunk] : g->rows));
     if (!g->overlap)
         moe_deps_wait(&deps, epo_ready_event(g->fill_done));
     if (chunk == 0) {

@@ -24,6 +24,7 @@ static void backend_free(epo_backend *be, bool broken) {
     gpu_watch_stop(be); /* no stream waits any more, and it may end the communicator */
     gpu_routing_close(be);
     gpu_flex_close(be);
+    gpu_words_close(be);
     gpu_record_destroy(be);
     gpu_pairs_destroy(be, broken);
     gpu_free(be, be->pairs_word, be->pairs_word != NULL ? GPU_PAIRS_WORDS : 0);
@@ -115,6 +116,8 @@ static epo_status copies_choose(epo_backend *be) {
 static epo_status gemm_choose(epo_backend *be) {
     const char *wish = getenv("EP_OVERLAP_CUDA_GEMM");
     be->grouped = wish == NULL || strcmp(wish, "cublas") != 0;
+    const char *chain = getenv("EP_OVERLAP_CUDA_CHAIN");
+    be->chains = chain != NULL && strcmp(chain, "1") == 0;
     if (wish != NULL && be->grouped && strcmp(wish, "grouped") != 0 && wish[0] != '\0')
         return epo_fail(EPO_E_ARG, "EP_OVERLAP_CUDA_GEMM: found '%s', allowed grouped, cublas",
                         wish);
@@ -314,6 +317,8 @@ static const epo_backend_ops ops = {
     .reduce = op_reduce,
     .gemm = gpu_gemm,
     .swiglu = op_swiglu,
+    .chain_covers = gpu_chain_covers,
+    .chain = gpu_chain_op,
     .zero = op_zero,
     .poison = op_poison,
     .copy = gpu_copy,

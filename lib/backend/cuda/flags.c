@@ -92,18 +92,40 @@ static epo_status flag_write_host(epo_queue *q, cudaStream_t stream, epo_window 
     return EPO_OK;
 }
 
-epo_status gpu_flag_wait(epo_queue *q, const epo_ready *ready) {
+/* The flag that `ready` names, and the first rank whose word it wants. */
+static epo_status flag_of(epo_queue *q, const epo_ready *ready, epo_window **window, unsigned *flag,
+                          int *first) {
     epo_backend *be = q->be;
     epo_window *w = gpu_window_of(be, ready->flag);
     if (w == NULL)
         return epo_fail(EPO_E_ARG, "rank %d: a wait for %s names memory outside every window",
                         be->rank, ready->what);
-    const int first = ready->count == 1 && ready->peer >= 0 ? ready->peer : 0;
-    const uint64_t offset = (uint64_t)((const volatile char *)ready->flag - w->base) -
-                            (uint64_t)first * sizeof(uint64_t);
-    const unsigned flag = flag_find(w, offset);
-    if (flag == GPU_FLAGS)
-        return flag_full(be, ready->what);
+    *window = w;
+    *first = ready->count == 1 && ready->peer >= 0 ? ready->peer : 0;
+    *flag = flag_find(w, (uint64_t)((const volatile char *)ready->flag - w->base) -
+                             (uint64_t)*first * sizeof(uint64_t));
+    return *flag == GPU_FLAGS ? flag_full(be, ready->what) : EPO_OK;
+}
+
+epo_status gpu_flag_watch(epo_queue *q, const epo_ready *ready, const uint64_t **words) {
+    epo_window *w = NULL;
+    unsigned flag = 0;
+    int first = 0;
+    epo_status status = flag_of(q, ready, &w, &flag, &first);
+    if (status != EPO_OK)
+        return status;
+    *words = (const uint64_t *)(uintptr_t)flag_device(w, flag, q->be->rank, first);
+    return gpu_watch_add(q->be, w->words + flag_word(w, flag, q->be->rank, first), ready);
+}
+
+epo_status gpu_flag_wait(epo_queue *q, const epo_ready *ready) {
+    epo_backend *be = q->be;
+    epo_window *w = NULL;
+    unsigned flag = 0;
+    int first = 0;
+    epo_status status = flag_of(q, ready, &w, &flag, &first);
+    if (status != EPO_OK)
+        return status;
     volatile uint64_t *words = w->words + flag_word(w, flag, be->rank, first);
     if (be->wait_mode == GPU_WAIT_HOST) {
         /* What is queued so far must be under way before this thread waits: a launch
@@ -111,7 +133,7 @@ epo_status gpu_flag_wait(epo_queue *q, const epo_ready *ready) {
         (void)cudaStreamQuery(q->stream);
         return gpu_watch_poll(be, words, ready);
     }
-    epo_status status = gpu_watch_add(be, words, ready);
+    status = gpu_watch_add(be, words, ready);
     CUstreamBatchMemOpParams ops[FLAG_BATCH];
     for (int i = 0; i < ready->count && status == EPO_OK;) {
         unsigned n = 0;

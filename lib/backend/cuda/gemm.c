@@ -13,7 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static epo_gg grouped_shape(const epo_gemm *g, const uint64_t *first, const uint64_t *count) {
+epo_gg gpu_gemm_shape(const epo_gemm *g) {
+    const uint64_t *first = g->cpu_first != NULL ? g->cpu_first : g->row_first;
+    const uint64_t *count = g->cpu_count != NULL ? g->cpu_count : g->row_count;
     epo_gg gg = {.size = sizeof gg};
     static const epo_gg_kind kinds[] = {[EPO_GEMM_FORWARD] = EPO_GG_FORWARD,
                                         [EPO_GEMM_DGRAD] = EPO_GG_DGRAD,
@@ -37,7 +39,7 @@ static epo_gg grouped_shape(const epo_gemm *g, const uint64_t *first, const uint
     return gg;
 }
 
-static epo_status workspace_hold(epo_queue *q, uint64_t bytes) {
+epo_status gpu_workspace_hold(epo_queue *q, uint64_t bytes) {
     if (bytes <= q->workspace_bytes)
         return EPO_OK;
     void *ptr = NULL;
@@ -62,7 +64,7 @@ void gpu_workspace_free(epo_queue *q) {
 
 static epo_status grouped_run(epo_queue *q, epo_gg *gg, const char *phase) {
     const uint64_t need = epo_gg_workspace(gg);
-    epo_status status = workspace_hold(q, need);
+    epo_status status = gpu_workspace_hold(q, need);
     gg->workspace = q->workspace;
     gg->workspace_bytes = q->workspace_bytes;
     gg->sms = q->be->gemm_sms;
@@ -77,11 +79,11 @@ static epo_status grouped_run(epo_queue *q, epo_gg *gg, const char *phase) {
 }
 
 /* The grouped kernel makes the activation too. */
-static void grouped_act(epo_gg *gg, const epo_gemm *g) {
+void gpu_gemm_act(epo_gg *gg, const epo_swiglu *act) {
     gg->fuse = EPO_GG_SWIGLU;
-    gg->row_weight = g->act->w;
-    gg->c = g->act->a;
-    gg->h = g->c;
+    gg->row_weight = act->w;
+    gg->h = gg->c;
+    gg->c = act->a;
 }
 
 /* Rows of these experts, alignment included: the others' stay untouched. */
@@ -110,9 +112,9 @@ epo_status gpu_gemm(epo_queue *q, const epo_gemm *g, const epo_deps *deps) {
     if (g->count > 0) {
         /* Backward, the two apart are faster than the fused kernel. */
         const bool fuse = g->act != NULL && g->kind == EPO_GEMM_FORWARD;
-        epo_gg gg = grouped_shape(g, first, count);
+        epo_gg gg = gpu_gemm_shape(g);
         if (fuse)
-            grouped_act(&gg, g);
+            gpu_gemm_act(&gg, g->act);
         const bool grouped = q->be->grouped && epo_gg_path_of(&gg) == EPO_GG_SM90;
         status = grouped ? grouped_run(q, &gg, deps->name)
                          : gpu_blas_gemm(q, g, first, count, deps->name);

@@ -15,6 +15,7 @@
  *   pairs.c     the same over NCCL
  *   sum.c       allreduce
  *   gemm.c      the experts' GEMMs: our grouped kernels (gemm/), or blas.c, cuBLAS
+ *   chain.c     two products of all chunks in one launch
  *   kernels.cu  the passes over rows
  *   routing.c   counts of a routing, and its maps; routes.cu: their kernels
  *   flex.c      the same for flex; flex_plan.cu: its kernels
@@ -52,10 +53,18 @@ typedef struct gpu_watch gpu_watch;
 typedef struct gpu_record gpu_record;
 typedef struct gpu_routing gpu_routing;
 typedef struct gpu_flex_maps gpu_flex_maps;
+typedef struct epo_gg epo_gg;
 typedef struct gpu_staging gpu_staging;
+typedef struct gpu_chain gpu_chain;
+typedef struct gpu_words gpu_words;
 
 struct epo_event {
     cudaEvent_t cuda;
+    /* Signalled last as a part of a chain: when *word reaches `value`, before `cuda`. */
+    bool early;
+    uint64_t *word; /* NULL: it never was */
+    char *word_dev;
+    uint64_t value;
 };
 
 struct epo_queue {
@@ -71,7 +80,8 @@ struct epo_queue {
     uint64_t workspace_bytes;
     uint32_t *stored; /* of gpu_raise; made by the first exchange */
     gpu_staging *staging;
-    bool stale; /* the staging stream must join the queue again */
+    gpu_chain *chain; /* made by the first chain */
+    bool stale;       /* the staging stream must join the queue again */
 };
 
 /* Flag words of one window: key[i] names a place in the window (1 + its offset),
@@ -105,6 +115,7 @@ struct epo_backend {
     gpu_wait_mode wait_mode;
     bool stream_ops; /* the device writes and waits for words by itself */
     bool one_sided;
+    bool chains;          /* both products of the experts in one launch where it fits */
     bool grouped;         /* our GEMM kernels where they fit; else cuBLAS */
     int gemm_sms;         /* that those take; 0: all */
     uint64_t small_piece; /* bytes; smaller ones on average are stored, not copied */
@@ -112,6 +123,7 @@ struct epo_backend {
     bool pack;            /* gathered rows by copy engines too */
     bool batch_copies;    /* many copies in one call */
     bool shared_device;   /* another rank uses this GPU too */
+    gpu_words *words;     /* made by the first chain */
     gpu_meet *meet;
     gpu_memory_state *memory;
     gpu_watch *watch;
@@ -218,6 +230,8 @@ epo_status gpu_op_end(epo_queue *q, const epo_deps *deps);
 
 /* ---- flags.c ---- */
 epo_status gpu_flag_wait(epo_queue *q, const epo_ready *ready);
+/* For a kernel that waits itself: the words as the device sees them, watched as above. */
+epo_status gpu_flag_watch(epo_queue *q, const epo_ready *ready, const uint64_t **words);
 /* Whose words become `epoch`, in the order of `stream`. */
 typedef enum gpu_flag_to {
     GPU_FLAG_ALL,    /* this rank's word at every rank */
@@ -293,7 +307,21 @@ epo_status gpu_staging_copied(epo_queue *q, const char *phase);
 epo_status gpu_staging_settle(epo_queue *q, const char *phase);
 void gpu_staging_free(epo_queue *q);
 
+/* ---- chain.c ---- */
+bool gpu_chain_covers(epo_backend *be, const epo_chain *c);
+epo_status gpu_chain_op(epo_queue *q, const epo_chain *c, const epo_deps *deps);
+void gpu_chain_free(epo_queue *q);
+void gpu_words_close(epo_backend *be);
+/* The queue goes on after the event's last signal. */
+epo_status gpu_event_wait(epo_queue *q, epo_event *event, const char *phase);
+/* The event's word, if it has one, is another's now. */
+void gpu_word_give(epo_backend *be, epo_event *event);
+
 /* ---- gemm.c, blas.c ---- */
+/* The grouped GEMM of these experts; with the activation in its epilogue. */
+epo_gg gpu_gemm_shape(const epo_gemm *g);
+void gpu_gemm_act(epo_gg *gg, const epo_swiglu *act);
+epo_status gpu_workspace_hold(epo_queue *q, uint64_t bytes);
 epo_status gpu_gemm(epo_queue *q, const epo_gemm *g, const epo_deps *deps);
 void gpu_workspace_free(epo_queue *q);
 /* first, count: the experts' rows, for the CPU. */

@@ -10,6 +10,7 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 
+#include "backend/cuda/gemm/gg_act.cuh"
 #include "backend/cuda/kernels.h"
 
 namespace {
@@ -251,7 +252,7 @@ __global__ void __launch_bounds__(kThreads)
 
 /* ---- SwiGLU ---- */
 
-constexpr int kActThreads = 128;
+using gg::kActThreads;
 
 /* One block per row.  A weight of 0 gives zeros whatever h holds: alignment rows
  * are never written by a GEMM. */
@@ -279,28 +280,14 @@ __global__ void __launch_bounds__(kActThreads)
     }
 }
 
-/* The block's sum, always in the same order. */
-__device__ __forceinline__ float block_sum(float v) {
-    __shared__ float part[kActThreads / kWarp];
-    for (int d = kWarp / 2; d > 0; d /= 2)
-        v += __shfl_xor_sync(0xffffffffu, v, d);
-    if (threadIdx.x % kWarp == 0)
-        part[threadIdx.x / kWarp] = v;
-    __syncthreads();
-    float sum = 0.0f;
-    for (int i = 0; i < kActThreads / kWarp; i++)
-        sum += part[i];
-    return sum;
-}
-
 template <typename T, int N>
 __global__ void __launch_bounds__(kActThreads)
     swiglu_backward(const T *h, const float *weight, const T *da, T *dh, T *a, float *dw,
                     uint64_t first, int ffn) {
     using P = Pack<T, N>;
+    __shared__ float part[kActThreads / kWarp];
     const uint64_t row = first + blockIdx.x;
     const float w = weight[row];
-    const bool live = w != 0.0f;
     const T *h_row = h + row * 2 * (uint64_t)ffn;
     T *dh_row = dh + row * 2 * (uint64_t)ffn;
     float sum = 0.0f;
@@ -311,23 +298,23 @@ __global__ void __launch_bounds__(kActThreads)
         P dg, dx, act;
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            const float gf = to_float<T>(g.e[i]), xf = to_float<T>(x.e[i]);
-            const float df = to_float<T>(d.e[i]);
-            const float s = 1.0f / (1.0f + expf(-gf));
-            const float silu = gf * s;
-            sum += df * silu * xf;
-            dg.e[i] = from_float<T>(live ? df * w * xf * (s * (1.0f + gf * (1.0f - s))) : 0.0f);
-            dx.e[i] = from_float<T>(live ? df * w * silu : 0.0f);
-            act.e[i] = from_float<T>(live ? w * silu * xf : 0.0f);
+            float gate = to_float<T>(g.e[i]), up = to_float<T>(x.e[i]), v = to_float<T>(d.e[i]);
+            sum = __fadd_rn(sum, gg::act_back<T>(w, gate, up, v));
+            dg.e[i] = from_float<T>(gate);
+            dx.e[i] = from_float<T>(up);
+            act.e[i] = from_float<T>(v);
         }
         reinterpret_cast<P *>(dh_row)[u] = dg;
         reinterpret_cast<P *>(dh_row + ffn)[u] = dx;
         if (a != nullptr)
             reinterpret_cast<P *>(a + row * (uint64_t)ffn)[u] = act;
     }
-    sum = block_sum(sum);
+    sum = gg::act_warp_sum(sum);
+    if (threadIdx.x % kWarp == 0)
+        part[threadIdx.x / kWarp] = sum;
+    __syncthreads();
     if (dw != nullptr && threadIdx.x == 0)
-        dw[row] = sum;
+        dw[row] = gg::act_row_sum(part);
 }
 
 __global__ void sum_slots(float *dst, const float *slots, uint64_t stride, int count, uint64_t n) {

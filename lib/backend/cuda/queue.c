@@ -57,6 +57,7 @@ void gpu_queue_destroy(epo_backend *be, epo_queue *q) {
     gpu_blas_destroy(q->blas);
     gpu_workspace_free(q);
     gpu_free(be, q->stored, q->stored != NULL ? GPU_PARTS * sizeof *q->stored : 0);
+    gpu_chain_free(q);
     (void)cudaEventDestroy(q->enter);
     (void)cudaStreamDestroy(q->stream);
     be->queues[q->slot] = NULL;
@@ -77,9 +78,9 @@ epo_status gpu_event_create(epo_backend *be, epo_event **out) {
 }
 
 void gpu_event_destroy(epo_backend *be, epo_event *event) {
-    (void)be;
     if (event == NULL)
         return;
+    gpu_word_give(be, event);
     (void)cudaEventDestroy(event->cuda);
     free(event);
 }
@@ -171,9 +172,7 @@ bool gpu_op_begin(epo_queue *q, const epo_deps *deps, epo_status *status) {
     for (int i = 0; i < deps->nwait && *status == EPO_OK; i++) {
         const epo_ready *r = &deps->wait[i];
         if (r->event != NULL) {
-            e = cudaStreamWaitEvent(q->stream, r->event->cuda, 0);
-            if (e != cudaSuccess)
-                *status = gpu_fail(be, "cudaStreamWaitEvent", deps->name, e);
+            *status = gpu_event_wait(q, r->event, deps->name);
         } else if (atomic_load(&be->late) == EPO_OK) {
             *status = gpu_flag_wait(q, r);
         }
@@ -193,6 +192,7 @@ epo_status gpu_op_end(epo_queue *q, const epo_deps *deps) {
     if (deps->signal == NULL)
         return EPO_OK;
     epo_status status = gpu_staging_settle(q, deps->name); /* the signal speaks for both streams */
+    deps->signal->early = false;
     if (status == EPO_OK)
         GPU_TRY(q->be, deps->name, cudaEventRecord(deps->signal->cuda, q->stream));
     return status;

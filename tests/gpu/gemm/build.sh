@@ -43,19 +43,27 @@ wait $!
 compile portable "$gemm/gg_portable.cu" "$wide" &
 compile f16 "$gemm/gg_sm90_f16.cu" "$sm90"
 wait $!
-compile copy "$here/bench_copy.cu" "$wide"
+compile chain_bf16 "$gemm/gg_sm90_chain_bf16.cu" "$sm90" &
+compile chain_f16 "$gemm/gg_sm90_chain_f16.cu" "$sm90"
+wait $!
+compile copy "$here/bench_copy.cu" "$wide" &
 compile test "$here/test_grouped_gemm.cu" "$wide"
-for source in "$gemm/gg_host.c" "$root/lib/core/status.c"; do
+wait $!
+compile rows "$root/lib/backend/cuda/kernels.cu" "$wide" &
+compile test_chain "$here/test_chain.cu" "$sm90"
+wait $!
+for source in "$gemm/gg_host.c" "$gemm/gg_chain.c" "$root/lib/core/status.c"; do
     "$cc" -std=gnu11 -O2 -fPIC -Wall -Wextra -Werror -I"$root/lib" -I"$root/lib/include" \
         -isystem "$cuda/include" -c "$source" -o "$out/$(basename "$source" .c).o"
 done
-objects="$out/prepare.o $out/bf16.o $out/f16.o $out/portable.o $out/gg_host.o $out/status.o"
+objects="$out/prepare.o $out/bf16.o $out/f16.o $out/chain_bf16.o $out/chain_f16.o $out/portable.o $out/gg_host.o $out/gg_chain.o $out/status.o"
 # Plain C at run time: nothing of ours may need the C++ library.
 if nm -u $objects | grep -E '_ZNSt|_ZSt|__cxa_|__gxx_personality'; then
     echo "build.sh: the objects need the C++ library" >&2
     exit 1
 fi
 "$nvcc" -ccbin "$cxx" -cudart static $objects "$out/test.o" -o "$out/test_grouped_gemm"
+"$nvcc" -ccbin "$cxx" -cudart static $objects "$out/rows.o" "$out/test_chain.o" -o "$out/test_chain"
 "$cc" -shared -o "$out/libepo_gemm.so" $objects "$out/copy.o" -L"$cuda/lib64" -lcudart_static \
     -ldl -lrt -lpthread
 echo "$out/test_grouped_gemm $out/libepo_gemm.so"

@@ -80,6 +80,9 @@ template <class C> struct shared {
     __device__ __forceinline__ uint32_t slot(int slot) const {
         return base + C::kOffBars + 256 + slot * 32;
     }
+    __device__ __forceinline__ uint32_t stored(int slot) const {
+        return base + C::kOffBars + 384 + slot * 8;
+    }
 };
 
 /* A place in a ring of kCount and the parity of its current round. */
@@ -108,7 +111,8 @@ __device__ __forceinline__ tile slot_read(const shared<C> &s, const ring<kSlots>
     uint4 lo = lds16(s.slot(at.index)), hi = lds16(s.slot(at.index) + 16);
     tile t;
     t.expert = (int)lo.x, t.row = (int)lo.y, t.rows = (int)lo.z, t.m = (int)lo.w;
-    t.n = (int)hi.x, t.row_tile = (int)hi.y, t.share = (int)hi.z, t.live = (int)hi.w;
+    t.n = (int)hi.x, t.row_tile = (int)hi.y, t.part = (int)hi.w;
+    t.share = (int)(hi.z & 3), t.live = (int)(hi.z >> 2 & 1), t.stage = (int)(hi.z >> 3);
     return t;
 }
 /* `there`: the shared memory of the block that it is for. */
@@ -116,7 +120,8 @@ template <class C>
 __device__ __forceinline__ void slot_write(const shared<C> &there, const ring<kSlots> &at,
                                            const tile &t) {
     cluster_store16(there.slot(at.index), make_uint4(t.expert, t.row, t.rows, t.m));
-    cluster_store16(there.slot(at.index) + 16, make_uint4(t.n, t.row_tile, t.share, t.live));
+    uint32_t bits = (uint32_t)(t.share | t.live << 2 | t.stage << 3);
+    cluster_store16(there.slot(at.index) + 16, make_uint4(t.n, t.row_tile, bits, t.part));
     cluster_announce(there.known(at.index));
 }
 /* The same shared memory in block `rank` of the cluster. */

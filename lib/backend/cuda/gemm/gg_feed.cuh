@@ -11,8 +11,9 @@
 namespace gg {
 
 /* Warp 1 of the cluster's first block: takes tiles, one ahead of the one computed, and
- * tells all. */
-template <class C> __device__ void feed_tiles(const gg_params &p, const shared<C> &s) {
+ * tells all.  next_tile(tile, hint, spin): as tile_next. */
+template <class C, class N>
+__device__ void feed_tiles(const gg_params &p, const shared<C> &s, N next_tile) {
     ring<kSlots> at;
     int hint = 0;
     uint64_t spin = 0;
@@ -25,7 +26,7 @@ template <class C> __device__ void feed_tiles(const gg_params &p, const shared<C
     while (more) {
         tile t;
         cluster_wait(s.used(at.index), at.parity ^ 1);
-        more = tile_next(p, t, hint, spin);
+        more = next_tile(t, hint, spin);
         if (!more) {
             t.expert = -1;
         }
@@ -104,6 +105,26 @@ template <class C> struct relay {
     }
 };
 
+/* The loads of one tile, block by block of K; behind() after each. */
+template <class C, class B>
+__device__ __forceinline__ void feed_tile(const gg_params &p, const shared<C> &s, const gg_maps &m,
+                                          const tile &t, ring<C::kStages> &to, int rank, B behind) {
+    int boxes = p.a_index != nullptr ? 0 : (tile_height<C>(p, t) > 64 ? 2 : 1);
+    bool with_b = p.b_index == nullptr && t.live;
+    uint32_t bytes = boxes * kBox + (with_b ? C::kBytesB : 0);
+    int blocks = tile_blocks<C>(p, t);
+    for (int i = 0; i < blocks; i++) {
+        mbar_wait(s.empty(to.index), to.parity ^ 1);
+        mbar_expect(s.full(to.index), bytes);
+        load_a(p, s, to.index, &m.a, t, i, boxes, rank);
+        if (with_b) {
+            load_b(p, s, to.index, &m.b, t, i, rank);
+        }
+        to.next();
+        behind();
+    }
+}
+
 /* Warp 0, one thread. */
 template <class C>
 __device__ void feed_tma(const gg_params &p, const shared<C> &s, const gg_maps &m) {
@@ -126,23 +147,12 @@ __device__ void feed_tma(const gg_params &p, const shared<C> &s, const gg_maps &
         if (p.ready.flag != nullptr) {
             fence_async_global(); /* the rows were written by others' ordinary stores */
         }
-        int boxes = p.a_index != nullptr ? 0 : (tile_height<C>(p, t) > 64 ? 2 : 1);
-        bool with_b = p.b_index == nullptr && t.live;
-        uint32_t bytes = boxes * kBox + (with_b ? C::kBytesB : 0);
-        int blocks = tile_blocks<C>(p, t);
-        for (int i = 0; i < blocks; i++) {
-            mbar_wait(s.empty(to.index), to.parity ^ 1);
-            mbar_expect(s.full(to.index), bytes);
-            load_a(p, s, to.index, &m.a, t, i, boxes, rank);
-            if (with_b) {
-                load_b(p, s, to.index, &m.b, t, i, rank);
-            }
-            to.next();
+        feed_tile(p, s, m, t, to, rank, [&] {
             if (gathers(p)) {
                 gathered.open++;
                 gathered.keep(s, kRelayLag);
             }
-        }
+        });
     }
 }
 

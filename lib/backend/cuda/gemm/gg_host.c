@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "core/status.h"
-#include "gg_kernels.h"
+#include "gg_host.h"
 #include "gg_tuning.h"
 
 #define TILE_M 128 /* of the sm_90 kernels */
@@ -232,7 +232,7 @@ static void set_params(const epo_gg *g, int path, gg_params *p) {
 }
 
 /* Everything that a call needs, checked. */
-static epo_status make_params(const epo_gg *g, int *path, gg_params *p) {
+epo_status gg_make_params(const epo_gg *g, int *path, gg_params *p) {
     epo_status st = check_shape(g);
     if (st == EPO_OK) {
         st = check_pointers(g);
@@ -343,7 +343,7 @@ static epo_status make_outputs(encode_fn encode, const epo_gg *g, const gg_param
     return st;
 }
 
-static epo_status make_maps(const epo_gg *g, const gg_params *p, gg_maps *maps) {
+epo_status gg_make_maps(const epo_gg *g, const gg_params *p, gg_maps *maps) {
     encode_fn encode = find_encode();
     if (encode == NULL) {
         return epo_fail(EPO_E_SYSTEM, "the driver has no cuTensorMapEncodeTiled; 525 or newer is "
@@ -356,7 +356,7 @@ static epo_status make_maps(const epo_gg *g, const gg_params *p, gg_maps *maps) 
 
 /* ---- launches -------------------------------------------------------------- */
 
-static epo_status cuda_status(cudaError_t err, const char *what) {
+epo_status gg_cuda_status(cudaError_t err, const char *what) {
     if (err == cudaSuccess) {
         return EPO_OK;
     }
@@ -364,8 +364,8 @@ static epo_status cuda_status(cudaError_t err, const char *what) {
 }
 
 /* `early`: begin while the kernel before in the stream (prepare) still runs. */
-static epo_status launch(const void *fn, int blocks, int threads, int smem, int cluster,
-                         void **args, bool early, void *stream) {
+epo_status gg_launch(const void *fn, int blocks, int threads, int smem, int cluster, void **args,
+                     bool early, void *stream) {
     cudaLaunchAttribute attr[2];
     cudaLaunchConfig_t config;
     memset(attr, 0, sizeof(attr));
@@ -388,7 +388,7 @@ static epo_status launch(const void *fn, int blocks, int threads, int smem, int 
         attr[config.numAttrs].val.programmaticStreamSerializationAllowed = 1;
         config.numAttrs++;
     }
-    return cuda_status(cudaLaunchKernelExC(&config, fn, args), "launch of a grouped GEMM");
+    return gg_cuda_status(cudaLaunchKernelExC(&config, fn, args), "launch of a grouped GEMM");
 }
 
 static gg_kernel find_kernel(const epo_gg *g, int path) {
@@ -400,14 +400,14 @@ static gg_kernel find_kernel(const epo_gg *g, int path) {
 }
 
 /* Blocks: the SM budget, but no more than there can be tiles. */
-static epo_status count_blocks(const epo_gg *g, const gg_params *p, int *blocks) {
+epo_status gg_count_blocks(const epo_gg *g, const gg_params *p, int *blocks) {
     int device = 0, sms = 0;
     cudaError_t err = cudaGetDevice(&device);
     if (err == cudaSuccess) {
         err = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
     }
     if (err != cudaSuccess) {
-        return cuda_status(err, "grouped GEMM: SM count");
+        return gg_cuda_status(err, "grouped GEMM: SM count");
     }
     if (g->sms > 0 && g->sms < sms) {
         sms = g->sms;
@@ -426,7 +426,7 @@ static epo_status count_blocks(const epo_gg *g, const gg_params *p, int *blocks)
 
 static epo_status run(const epo_gg *g, int path, gg_params *p, bool early, void *stream) {
     int blocks = 0;
-    epo_status st = count_blocks(g, p, &blocks);
+    epo_status st = gg_count_blocks(g, p, &blocks);
     if (st != EPO_OK || blocks == 0) {
         return st;
     }
@@ -434,43 +434,43 @@ static epo_status run(const epo_gg *g, int path, gg_params *p, bool early, void 
     gg_maps maps;
     void *args[2] = {p, &maps};
     if (path == EPO_GG_SM90) {
-        st = make_maps(g, p, &maps);
+        st = gg_make_maps(g, p, &maps);
         if (st == EPO_OK) {
-            st = cuda_status(cudaFuncSetAttribute(kernel.function,
-                                                  cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                  kernel.smem_bytes),
-                             "grouped GEMM: shared memory");
+            st = gg_cuda_status(cudaFuncSetAttribute(kernel.function,
+                                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                     kernel.smem_bytes),
+                                "grouped GEMM: shared memory");
         }
         if (st != EPO_OK) {
             return st;
         }
     }
-    return launch(kernel.function, blocks, kernel.threads, kernel.smem_bytes, p->cluster, args,
-                  early, stream);
+    return gg_launch(kernel.function, blocks, kernel.threads, kernel.smem_bytes, p->cluster, args,
+                     early, stream);
 }
 
 epo_status epo_gg_prepare(const epo_gg *g, void *stream) {
     gg_params p;
     int path = 0;
-    epo_status st = make_params(g, &path, &p);
+    epo_status st = gg_make_params(g, &path, &p);
     void *args[1] = {&p};
-    return st != EPO_OK ? st : launch(gg_prepare_kernel(), 1, 256, 0, 1, args, false, stream);
+    return st != EPO_OK ? st : gg_launch(gg_prepare_kernel(), 1, 256, 0, 1, args, false, stream);
 }
 
 epo_status epo_gg_run(const epo_gg *g, void *stream) {
     gg_params p;
     int path = 0;
-    epo_status st = make_params(g, &path, &p);
+    epo_status st = gg_make_params(g, &path, &p);
     return st != EPO_OK ? st : run(g, path, &p, false, stream);
 }
 
 epo_status epo_gg_launch(const epo_gg *g, void *stream) {
     gg_params p;
     int path = 0;
-    epo_status st = make_params(g, &path, &p);
+    epo_status st = gg_make_params(g, &path, &p);
     void *args[1] = {&p};
     if (st == EPO_OK) {
-        st = launch(gg_prepare_kernel(), 1, 256, 0, 1, args, false, stream);
+        st = gg_launch(gg_prepare_kernel(), 1, 256, 0, 1, args, false, stream);
     }
     return st != EPO_OK ? st : run(g, path, &p, path == EPO_GG_SM90, stream);
 }

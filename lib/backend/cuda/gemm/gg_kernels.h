@@ -19,6 +19,11 @@ typedef struct gg_kernel {
 
 /* Arguments: gg_params. */
 const void *gg_prepare_kernel(void);
+/* Arguments: gg_chain. */
+const void *gg_chain_prepare_kernel(void);
+/* Arguments: gg_chain, gg_chain_maps; tile_n 192 or 256. */
+gg_kernel gg_sm90_chain_bf16(int back, int tile_n);
+gg_kernel gg_sm90_chain_f16(int back, int tile_n);
 /* Arguments: gg_params, gg_maps.  function == NULL: no such
  * kernel. */
 gg_kernel gg_sm90_kernel_bf16(int kind, int fuse, int tile_n);

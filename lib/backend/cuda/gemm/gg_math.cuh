@@ -75,19 +75,18 @@ __device__ __forceinline__ void stage_back(const gg_params &p, const shared<C> &
     }
 }
 
-/* All blocks of K of one tile.  A stage is given back when the products of the
- * block behind it have been issued and its own are done. */
-template <class C>
-__device__ __forceinline__ void
-multiply_tile(const gg_params &p, const shared<C> &s, const shared<C> &there,
-              ring<C::kStages> &from, const tile &t, int blocks, int group, float (&acc)[C::kAcc]) {
+/* All blocks of K of one tile; before_block(i) does what else is to do.  A stage is given back when
+ * the products of the block behind it have been issued and its own are done. */
+template <class C, class B>
+__device__ __forceinline__ void multiply_tile(const gg_params &p, const shared<C> &s,
+                                              const shared<C> &there, ring<C::kStages> &from,
+                                              const tile &t, int blocks, int group,
+                                              float (&acc)[C::kAcc], B before_block) {
     int before = -1;
     int tail = C::kWgrad ? t.rows % kTileK : 0;
     pin(acc);
     for (int i = 0; i < blocks; i++) {
-        if (i == max(blocks - kPrefetchBlocks, 0)) {
-            prefetch_old<C>(p, t, group * 4 + ((threadIdx.x >> 5) & 3));
-        }
+        before_block(i);
         mbar_wait(s.full(from.index), from.parity);
         if (C::kWgrad && i == blocks - 1 && tail != 0) {
             clear_tail(s, from.index, group, tail);
@@ -139,7 +138,11 @@ __device__ void math(const gg_params &p, const shared<C> &s, const gg_maps &m, i
             for (int i = 0; i < C::kAcc; i++) {
                 acc[i] = 0.0f;
             }
-            multiply_tile(p, s, there, from, t, blocks, group, acc);
+            multiply_tile(p, s, there, from, t, blocks, group, acc, [&](int i) {
+                if (i == max(blocks - kPrefetchBlocks, 0)) {
+                    prefetch_old<C>(p, t, group * 4 + ((threadIdx.x >> 5) & 3));
+                }
+            });
         } else {
             pass_tile(p, s, there, from, blocks);
         }

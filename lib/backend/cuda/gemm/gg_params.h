@@ -27,7 +27,8 @@ typedef struct gg_expert {
     int32_t expert;
     int32_t row;
     int32_t rows;
-    int32_t pad[3];
+    int32_t stage, part; /* of a chain */
+    int32_t pad;
 } gg_expert;
 
 /* Scalars of one call.  M, N, K are the GEMM's own dimensions: FORWARD rows x n x
@@ -60,9 +61,50 @@ typedef struct gg_params {
     int32_t arrived_words;
 } gg_params;
 
+/* A chain: what is computed in which order.  Experts come in steps, which parts are
+ * made of; order[] says which stage of which step is next.  Stages: the first product,
+ * backward SwiGLU, the second product. */
+#define GG_STAGES 3
+#define GG_STEPS 32
+typedef struct gg_act {
+    const void *h;
+    const float *weight;
+    void *a; /* da, then the activation */
+    void *dh;
+    float *dweight; /* may be NULL */
+    int32_t ffn;
+} gg_act;
+typedef struct gg_chain_part {
+    const uint64_t *flag; /* `words` of them reach `epoch` when the rows are there */
+    uint64_t epoch, done_value;
+    uint64_t *done;
+    int32_t words;
+} gg_chain_part;
+typedef struct gg_chain {
+    gg_params stage[GG_STAGES];
+    gg_act act;
+    gg_chain_part part[EPO_GG_PARTS];
+    int32_t stages, parts, steps, orders;
+    int32_t first, count; /* experts of all parts */
+    int32_t row_tiles;    /* that the counters have room for, per stage */
+    int32_t counter_words;
+    uint32_t *counters;
+    uint32_t *row_done;   /* in counters: [stage but the last][row tile], tiles stored */
+    uint32_t *part_done;  /* in counters: [part], tiles of the last stage */
+    uint32_t *part_total; /* in counters: [part] */
+    uint32_t *seen;       /* in counters: [part], its rows were seen */
+    uint64_t timeout_ns;
+    int16_t step_first[GG_STEPS + 1]; /* experts, from `first` on */
+    int8_t step_part[GG_STEPS];
+    int8_t order_stage[GG_STAGES * GG_STEPS], order_step[GG_STAGES * GG_STEPS];
+} gg_chain;
+
 /* Tensors of the sm_90 kernels: operands, output, SwiGLU's stored h. */
 typedef struct gg_maps {
     CUtensorMap a, b, c, h;
 } gg_maps;
+typedef struct gg_chain_maps {
+    gg_maps map[2];
+} gg_chain_maps;
 
 #endif

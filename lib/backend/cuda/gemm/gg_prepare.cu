@@ -65,6 +65,7 @@ __device__ void table_write(const gg_params &p, const int2 *rows, const uint16_t
             e->expert = p.first + order[i];
             e->row = r.x;
             e->rows = r.y;
+            e->stage = e->part = 0;
         }
         row_tiles += __shfl_sync(0xffffffffu, tiles_below + my_tiles, 31);
         units += __shfl_sync(0xffffffffu, units_below + my_units, 31);
@@ -103,6 +104,108 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
     }
 }
 
+/* ---- chains ---- */
+
+/* Row tiles before each expert, by one warp; returns how many there are. */
+__device__ int row_tiles_write(const gg_chain &c, const int2 *rows, int *row_tile) {
+    int lane = threadIdx.x & 31, all = 0;
+    for (int base = 0; base < c.count; base += 32) {
+        int i = base + lane;
+        int mine = i < c.count ? expert_row_tiles(c.stage[0], rows[i].y) : 0;
+        int below = sum_below(mine);
+        if (i < c.count) {
+            row_tile[i] = all + below;
+        }
+        all += __shfl_sync(0xffffffffu, below + mine, 31);
+    }
+    return all;
+}
+
+/* The entries of one stage of one step, behind `units` units; returns the units then. */
+__device__ int step_write(const gg_chain &c, int stage, int step, const int2 *rows,
+                          const int *row_tile, gg_expert *to, int units) {
+    int lane = threadIdx.x & 31;
+    int first = c.step_first[step], count = c.step_first[step + 1] - first;
+    for (int base = 0; base < count; base += 32) {
+        int i = base + lane, expert = first + i;
+        int mine = i < count ? expert_units(c.stage[stage], rows[expert].y) : 0;
+        int below = sum_below(mine);
+        if (i < count) {
+            gg_expert e = {units + below,     row_tile[expert],
+                           c.first + expert,  rows[expert].x,
+                           rows[expert].y,    stage,
+                           c.step_part[step], 0};
+            to[i] = e;
+        }
+        units += __shfl_sync(0xffffffffu, below + mine, 31);
+    }
+    return units;
+}
+
+/* The table in the order that the host chose; false: more row tiles than counters. */
+__device__ bool chain_table_write(const gg_chain &c, const int2 *rows, int *row_tile) {
+    const gg_params &p = c.stage[0];
+    int lane = threadIdx.x & 31, units = 0;
+    bool sound = row_tiles_write(c, rows, row_tile) <= c.row_tiles;
+    gg_expert *to = p.table;
+    __syncwarp();
+    for (int o = 0; o < c.orders; o++) {
+        int step = c.order_step[o];
+        units = step_write(c, c.order_stage[o], step, rows, row_tile, to, units);
+        to += c.step_first[step + 1] - c.step_first[step];
+    }
+    if (lane == 0) {
+        to->unit = 0x7fffffff;
+        if (!sound && p.error != nullptr) {
+            atomicOr(p.error, EPO_GG_ERROR_ROWS);
+        }
+        p.ws[GG_WS_TOTAL] = sound ? units : 0;
+        p.ws[GG_WS_NEXT] = 0;
+        p.ws[GG_WS_ACTIVE] = 0;
+    }
+    return sound;
+}
+
+/* How many tiles of the last stage a part has; one that has none is done. */
+__device__ void part_totals_write(const gg_chain &c, const int2 *rows, bool sound) {
+    const gg_params &last = c.stage[c.stages - 1];
+    for (int part = threadIdx.x; part < c.parts; part += 32) {
+        int total = 0;
+        for (int step = 0; step < c.steps; step++) {
+            if (c.step_part[step] == part) {
+                for (int i = c.step_first[step]; i < c.step_first[step + 1]; i++) {
+                    total += expert_row_tiles(last, rows[i].y) * last.tiles_n;
+                }
+            }
+        }
+        c.part_total[part] = (uint32_t)total;
+        if ((total == 0 || !sound) && c.part[part].done != nullptr) {
+            flag_store(c.part[part].done, c.part[part].done_value);
+        }
+    }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    chain_prepare_kernel(const __grid_constant__ gg_chain c) {
+    __shared__ int2 rows[GG_MAX_EXPERTS];
+    __shared__ int row_tile[GG_MAX_EXPERTS];
+    grid_release();
+    for (int i = threadIdx.x; i < c.count; i += kThreads) {
+        rows[i] = expert_rows(c.stage[0], c.first + i);
+    }
+    for (int i = threadIdx.x; i < c.counter_words; i += kThreads) {
+        c.counters[i] = 0;
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        bool sound = chain_table_write(c, rows, row_tile);
+        part_totals_write(c, rows, sound);
+    }
+}
+
 } /* namespace gg */
 
+extern "C" const void *gg_chain_prepare_kernel(void) {
+    return (const void *)gg::chain_prepare_kernel;
+}
 extern "C" const void *gg_prepare_kernel(void) { return (const void *)gg::prepare_kernel; }

@@ -31,6 +31,17 @@ __device__ __forceinline__ bool mbar_try(uint32_t bar, uint32_t parity) {
                  : "memory");
     return done != 0;
 }
+/* The same, at once: the other may sleep for a while. */
+__device__ __forceinline__ bool mbar_test(uint32_t bar, uint32_t parity) {
+    uint32_t done;
+    asm volatile("{\n.reg .pred p;\n"
+                 "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done)
+                 : "r"(bar), "r"(parity)
+                 : "memory");
+    return done != 0;
+}
 __device__ __forceinline__ void mbar_wait(uint32_t bar, uint32_t parity) {
     while (!mbar_try(bar, parity)) {
     }
@@ -114,6 +125,10 @@ __device__ __forceinline__ void tma_store(const CUtensorMap *map, uint32_t src, 
 /* Until all but kLeft of this thread's stores have read their shared memory. */
 template <int kLeft> __device__ __forceinline__ void tma_store_wait() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
+}
+/* Until all of this thread's stores are done: others may be told of them. */
+__device__ __forceinline__ void tma_store_done() {
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 /* To the same place of both blocks of a cluster, counted by the same barrier of each. */
 __device__ __forceinline__ void tma_load_both(uint32_t dst, const CUtensorMap *map, uint32_t bar,
@@ -223,6 +238,23 @@ __device__ __forceinline__ void sts8(uint32_t addr, float x, float y) {
 __device__ __forceinline__ uint64_t flag_load(const uint64_t *p) {
     uint64_t v;
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ void flag_store(uint64_t *p, uint64_t v) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+__device__ __forceinline__ uint32_t count_load(const uint32_t *p) {
+    uint32_t v;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ void count_store(uint32_t *p, uint32_t v) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+/* Tells of what this thread knows of, and learns what the others before told. */
+__device__ __forceinline__ uint32_t count_add(uint32_t *p) {
+    uint32_t v;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(v) : "l"(p) : "memory");
     return v;
 }
 __device__ __forceinline__ uint64_t now_ns() {

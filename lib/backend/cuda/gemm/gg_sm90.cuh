@@ -49,7 +49,9 @@ __global__ void __launch_bounds__(kThreads, 1)
             }
         } else if (warp == 1) {
             if (cluster_rank() == 0) {
-                feed_tiles(p, s);
+                feed_tiles(p, s, [&](tile &t, int &hint, uint64_t &spin) {
+                    return tile_next(p, t, hint, spin);
+                });
             }
         } else if (gathers(p)) {
             feed_gather(p, s);

@@ -23,9 +23,9 @@ struct tile {
     int m, n;     /* tile indices within the expert */
     int row_tile; /* over all experts, for the arrival counters */
     int share;
-    int live; /* 0: no such tile, only its neighbour in the cluster has work */
+    int live;        /* 0: no such tile, only its neighbour in the cluster has work */
+    int stage, part; /* of a chain */
 };
-static_assert(sizeof(tile) == 32, "fits its slot");
 
 __device__ __forceinline__ int expert_row_tiles(const gg_params &p, int rows) {
     if (p.kind == EPO_GG_WGRAD) {
@@ -71,6 +71,8 @@ __device__ __forceinline__ tile tile_of(const gg_params &p, const gg_expert &e, 
     tile t;
     unit_split(p, expert_row_tiles(p, e.rows), index - e.unit, rank, t);
     t.expert = e.expert;
+    t.stage = e.stage;
+    t.part = e.part;
     t.row_tile = e.row_tile + t.m;
     t.row = e.row;
     t.rows = e.rows;
@@ -81,9 +83,9 @@ __device__ __forceinline__ tile tile_of(const gg_params &p, const gg_expert &e, 
     return t;
 }
 
-/* A whole warp looks unit `index` up, each lane for its rank; `hint` is where the last
- * search ended: indices that one block takes only grow. */
-__device__ __forceinline__ tile tile_find(const gg_params &p, int index, int rank, int &hint) {
+/* A whole warp looks for the entry that unit `index` belongs to; `hint` is where the last
+ * search ended, and then this one: indices that one block takes only grow. */
+__device__ __forceinline__ void entry_find(const gg_params &p, int index, int &hint) {
     int lane = threadIdx.x & 31;
     while (true) {
         int i = hint + lane + 1; /* the entry behind the last is an end mark */
@@ -95,7 +97,6 @@ __device__ __forceinline__ tile tile_find(const gg_params &p, int index, int ran
         }
         hint += 32;
     }
-    return tile_of(p, p.table[hint], index, rank);
 }
 
 /* One thread waits until the rows of `t` are there; returns the time it took. */
@@ -156,7 +157,8 @@ __device__ __forceinline__ bool tile_next(const gg_params &p, tile &t, int &hint
     if (index >= p.ws[GG_WS_TOTAL]) {
         return false;
     }
-    t = tile_find(p, index, min(lane, p.cluster - 1), hint);
+    entry_find(p, index, hint);
+    t = tile_of(p, p.table[hint], index, min(lane, p.cluster - 1));
     uint64_t mine = lane < p.cluster ? tile_ready(p, t) : 0;
     uint64_t other = __shfl_sync(0xffffffffu, mine, 1);
     spin += max(mine, other);

@@ -132,6 +132,64 @@ epo_status epo_gg_launch(const epo_gg *g, void *stream);
 epo_status epo_gg_prepare(const epo_gg *g, void *stream);
 epo_status epo_gg_run(const epo_gg *g, void *stream);
 
+/* ---- chains -------------------------------------------------------------
+ *
+ * The two products of the experts in one launch, part by part of the experts:
+ *   FORWARD  W1 with SwiGLU, then W2
+ *   DGRAD    W2, SwiGLU's backward as a pass of its own over the rows, W1
+ * Parts lie one behind the other.  A part's tiles begin when its rows have arrived, and
+ * its second product's when its first product's row tiles are stored; meanwhile other
+ * parts' tiles run, so that no SM idles between products and parts.  When all rows of a
+ * part are stored its word is written, while the kernel runs on.
+ *
+ * Results are those of the products apart (DGRAD: and of the pass of gg_act.cuh between
+ * them), to the bit, whatever the parts, the order, the SM budget and the tile.
+ *
+ * sm_90 alone; see epo_gg_chain_covers(). */
+#define EPO_GG_PARTS 16
+typedef struct epo_gg_part {
+    int first, count; /* experts */
+    /* As epo_gg_ready, one unit: `words` words reach `epoch`; NULL: the rows are there. */
+    const uint64_t *flag;
+    uint64_t epoch;
+    int words;
+    /* Becomes done_value (release, system) when the part's rows of second.c, and
+     * dweight, are stored; may be NULL. */
+    uint64_t *done;
+    uint64_t done_value;
+} epo_gg_part;
+
+typedef struct epo_gg_chain {
+    size_t size;
+    /* `first` and `count` of both, `ready` and the workspaces are not looked at; SM budget,
+     * sm_limit, spin_ns and error are those of `first`.  FORWARD: second.a is first.c.
+     * DGRAD: first.c is da, second.a is dh. */
+    epo_gg first, second;
+    /* DGRAD: SwiGLU's backward between them.  [rows][2F] h, from which dh is made (the
+     * same memory is allowed), [rows] weight and dweight (may be NULL); the activation
+     * comes into da's place. */
+    const void *h;
+    void *dh;
+    const float *row_weight;
+    float *row_dweight;
+    int parts;
+    epo_gg_part part[EPO_GG_PARTS];
+    uint64_t timeout_ns; /* as in epo_gg_ready */
+    void *workspace;
+    uint64_t workspace_bytes;
+} epo_gg_chain;
+#define EPO_GG_CHAIN_INIT                                                                          \
+    { sizeof(epo_gg_chain) }
+
+/* Can the current device run this chain?  Pointers may be NULL still. */
+int epo_gg_chain_covers(const epo_gg_chain *c);
+/* As epo_gg_workspace(). */
+uint64_t epo_gg_chain_workspace(const epo_gg_chain *c);
+/* As epo_gg_launch(), _prepare() and _run(). */
+epo_status epo_gg_chain_launch(const epo_gg_chain *c, void *stream);
+epo_status epo_gg_chain_prepare(const epo_gg_chain *c, void *stream);
+epo_status epo_gg_chain_run(const epo_gg_chain *c, void *stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * chain.c - the experts' two products of all chunks in one launch of the grouped GEMM.
+ *
+ * The kernel looks at the arrival flags of its parts itself, and writes a word when a
+ * part is done: the part's event stands for that word until it is signalled again, so
+ * that exchanges begin while the kernel runs on.  Some SMs are left to the exchanges
+ * that bring the rows; behind these a second, small launch takes its share of the tiles.
+ *
+ * Where the issuing thread waits for flags (GPU_WAIT_HOST), it does so for all parts
+ * before the launch: ranks that share a GPU would keep each other's exchanges out.
+ */
+#include "backend/cuda/gpu.h"
+
+#include "backend/cuda/gemm/grouped_gemm.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LENT_BLOCKS 16 /* what the kernel that stores rows to peers takes */
+#define WORDS 64       /* of parts, per backend */
+
+struct gpu_words {
+    uint64_t *host; /* mapped, [WORDS] */
+    char *dev;
+    bool used[WORDS];
+    uint64_t last; /* the value written last, of all words */
+};
+
+struct gpu_chain {
+    cudaStream_t stream; /* of the second launch */
+    cudaEvent_t prepared, joined;
+};
+
+/* ---- words ---- */
+
+static epo_status words_open(epo_backend *be) {
+    if (be->words != NULL)
+        return EPO_OK;
+    gpu_words *w = calloc(1, sizeof *w);
+    void *dev = NULL;
+    if (w == NULL)
+        return epo_fail(EPO_E_NOMEM, "rank %d: no memory for %d words", be->rank, WORDS);
+    cudaError_t e = cudaHostAlloc((void **)&w->host, WORDS * sizeof *w->host,
+                                  cudaHostAllocMapped | cudaHostAllocPortable);
+    if (e == cudaSuccess)
+        e = cudaHostGetDevicePointer(&dev, w->host, 0);
+    if (e != cudaSuccess) {
+        if (w->host != NULL)
+            (void)cudaFreeHost(w->host);
+        free(w);
+        return gpu_fail(be, "cudaHostAlloc", "chain", e);
+    }
+    memset(w->host, 0, WORDS * sizeof *w->host);
+    w->dev = dev;
+    be->words = w;
+    return EPO_OK;
+}
+
+void gpu_words_close(epo_backend *be) {
+    if (be->words == NULL)
+        return;
+    (void)cudaFreeHost(be->words->host);
+    free(be->words);
+    be->words = NULL;
+}
+
+/* The event gets a word of its own, for as long as it lives. */
+static epo_status word_take(epo_backend *be, epo_event *event) {
+    epo_status status = words_open(be);
+    if (status != EPO_OK || event->word != NULL)
+        return status;
+    for (int i = 0; i < WORDS; i++)
+        if (!be->words->used[i]) {
+            be->words->used[i] = true;
+            event->word = &be->words->host[i];
+            event->word_dev = be->words->dev + (size_t)i * sizeof *be->words->host;
+            return EPO_OK;
+        }
+    return epo_fail(EPO_E_STATE, "rank %d: more than %d events for parts of a chain", be->rank,
+                    WORDS);
+}
+
+void gpu_word_give(epo_backend *be, epo_event *event) {
+    if (event->word == NULL)
+        return;
+    gpu_watch_forget(be, event->word, sizeof *event->word);
+    be->words->used[event->word - be->words->host] = false;
+}
+
+epo_status gpu_event_wait(epo_queue *q, epo_event *event, const char *phase) {
+    epo_backend *be = q->be;
+    if (!event->early) {
+        GPU_TRY(be, phase, cudaStreamWaitEvent(q->stream, event->cuda, 0));
+        return EPO_OK;
+    }
+    const epo_ready ready = {.epoch = event->value,
+                             .count = 1,
+                             .peer = be->rank,
+                             .what = "a part of the experts",
+                             .chunk = -1};
+    if (be->wait_mode == GPU_WAIT_HOST)
+        return gpu_watch_poll(be, event->word, &ready);
+    epo_status status = gpu_watch_add(be, event->word, &ready);
+    if (status != EPO_OK)
+        return status;
+    CUresult r =
+        gpu_driver_get(NULL)->wait64((CUstream)q->stream, (CUdeviceptr)(uintptr_t)event->word_dev,
+                                     event->value, CU_STREAM_WAIT_VALUE_GEQ);
+    return r == CUDA_SUCCESS ? EPO_OK : gpu_fail_driver(be, "cuStreamWaitValue64", phase, r);
+}
+
+/* ---- shapes ---- */
+
+static epo_gg_chain chain_shape(const epo_chain *c) {
+    epo_gg_chain gg = {.size = sizeof gg};
+    const epo_chain_part *last = &c->part[c->parts - 1];
+    epo_gemm first = c->first, second = c->second;
+    const epo_swiglu *act = first.act;
+    first.first = second.first = c->part[0].first;
+    first.count = second.count = last->first + last->count - first.first;
+    gg.first = gpu_gemm_shape(&first);
+    gg.second = gpu_gemm_shape(&second);
+    if (first.kind == EPO_GEMM_FORWARD) {
+        gpu_gemm_act(&gg.first, act);
+    } else {
+        gg.h = act->h;
+        gg.dh = act->dh;
+        gg.row_weight = act->w;
+        gg.row_dweight = act->dw;
+    }
+    gg.parts = c->parts;
+    for (int i = 0; i < c->parts; i++) {
+        gg.part[i].first = c->part[i].first;
+        gg.part[i].count = c->part[i].count;
+    }
+    return gg;
+}
+
+bool gpu_chain_covers(epo_backend *be, const epo_chain *c) {
+    if (!be->grouped || !be->chains || c->parts < 1 || c->parts > EPO_CHAIN_PARTS ||
+        c->first.act == NULL || c->first.kind == EPO_GEMM_WGRAD)
+        return false;
+    epo_gg_chain gg = chain_shape(c);
+    return epo_gg_chain_covers(&gg) != 0;
+}
+
+/* ---- the operation ---- */
+
+static epo_status side_open(epo_queue *q) {
+    if (q->chain != NULL)
+        return EPO_OK;
+    gpu_chain *side = calloc(1, sizeof *side);
+    if (side == NULL)
+        return epo_fail(EPO_E_NOMEM, "rank %d: no memory for a stream", q->be->rank);
+    q->chain = side;
+    GPU_TRY(q->be, "chain",
+            cudaStreamCreateWithPriority(&side->stream, cudaStreamNonBlocking, q->priority));
+    GPU_TRY(q->be, "chain", cudaEventCreateWithFlags(&side->prepared, cudaEventDisableTiming));
+    GPU_TRY(q->be, "chain", cudaEventCreateWithFlags(&side->joined, cudaEventDisableTiming));
+    return EPO_OK;
+}
+
+void gpu_chain_free(epo_queue *q) {
+    gpu_chain *side = q->chain;
+    if (side == NULL)
+        return;
+    if (side->joined != NULL)
+        (void)cudaEventDestroy(side->joined);
+    if (side->prepared != NULL)
+        (void)cudaEventDestroy(side->prepared);
+    if (side->stream != NULL)
+        (void)cudaStreamDestroy(side->stream);
+    free(side);
+    q->chain = NULL;
+}
+
+/* What the parts wait for: the first one's rows hold the launch up, so that it takes no
+ * SM before there is work; the others' the kernel waits for.  Events, and flags where
+ * this thread waits, come all before. */
+static epo_status parts_wait(epo_queue *q, const epo_chain *c, epo_gg_chain *gg) {
+    epo_status status = EPO_OK;
+    for (int i = 0; i < c->parts && status == EPO_OK; i++) {
+        const epo_ready *r = c->part[i].ready;
+        if (r == NULL)
+            continue;
+        if (r->event != NULL) {
+            status = gpu_event_wait(q, r->event, r->what);
+        } else if (i == 0 || q->be->wait_mode == GPU_WAIT_HOST) {
+            status = gpu_flag_wait(q, r);
+        } else {
+            const uint64_t *flag = NULL;
+            status = gpu_flag_watch(q, r, &flag);
+            gg->part[i].flag = flag;
+            gg->part[i].epoch = r->epoch;
+            gg->part[i].words = r->count;
+        }
+    }
+    return status;
+}
+
+static epo_status parts_done(epo_queue *q, const epo_chain *c, epo_gg_chain *gg) {
+    epo_backend *be = q->be;
+    epo_status status = EPO_OK;
+    for (int i = 0; i < c->parts && status == EPO_OK; i++) {
+        epo_event *done = c->part[i].done;
+        if (done == NULL || (status = word_take(be, done)) != EPO_OK)
+            continue;
+        gg->part[i].done = (uint64_t *)done->word_dev;
+        gg->part[i].done_value = be->words->last + 1;
+    }
+    be->words->last++;
+    return status;
+}
+
+/* The events as others see them: the words now, and the launch's end for who waits on
+ * the CPU. */
+static epo_status parts_signal(epo_queue *q, const epo_chain *c, const epo_gg_chain *gg, bool early,
+                               const char *phase) {
+    for (int i = 0; i < c->parts; i++) {
+        epo_event *done = c->part[i].done;
+        if (done == NULL)
+            continue;
+        done->early = early;
+        done->value = gg->part[i].done_value;
+        GPU_TRY(q->be, phase, cudaEventRecord(done->cuda, q->stream));
+    }
+    return EPO_OK;
+}
+
+static epo_status chain_begin(epo_queue *q, const epo_chain *c, epo_gg_chain *gg,
+                              const char *phase) {
+    epo_status status = side_open(q);
+    if (status == EPO_OK)
+        status = words_open(q->be);
+    if (status == EPO_OK)
+        status = parts_done(q, c, gg);
+    if (status == EPO_OK)
+        status = gpu_workspace_hold(q, epo_gg_chain_workspace(gg));
+    gg->workspace = q->workspace;
+    gg->workspace_bytes = q->workspace_bytes;
+    if (status == EPO_OK)
+        status = epo_gg_chain_prepare(gg, q->stream);
+    if (status != EPO_OK)
+        return status;
+    GPU_TRY(q->be, phase, cudaEventRecord(q->chain->prepared, q->stream));
+    return parts_wait(q, c, gg);
+}
+
+static epo_status chain_run(epo_queue *q, const epo_chain *c, epo_gg_chain *gg, const char *phase) {
+    epo_backend *be = q->be;
+    gpu_chain *side = q->chain;
+    const bool lends = c->lent != NULL && be->wait_mode != GPU_WAIT_HOST;
+    gg->first.sms = lends ? be->sms - LENT_BLOCKS : 0;
+    epo_status status = epo_gg_chain_run(gg, q->stream);
+    if (status != EPO_OK || !lends)
+        return status;
+    GPU_TRY(be, phase, cudaStreamWaitEvent(side->stream, side->prepared, 0));
+    GPU_TRY(be, phase, cudaStreamWaitEvent(side->stream, c->lent->cuda, 0));
+    gg->first.sms = LENT_BLOCKS;
+    status = epo_gg_chain_run(gg, side->stream);
+    if (status != EPO_OK)
+        return status;
+    GPU_TRY(be, phase, cudaEventRecord(side->joined, side->stream));
+    GPU_TRY(be, phase, cudaStreamWaitEvent(q->stream, side->joined, 0));
+    return EPO_OK;
+}
+
+epo_status gpu_chain_op(epo_queue *q, const epo_chain *c, const epo_deps *deps) {
+    epo_gg_chain gg = chain_shape(c);
+    epo_status status;
+    if (!gpu_op_begin(q, deps, &status))
+        return status == EPO_OK ? parts_signal(q, c, &gg, false, deps->name) : status;
+    status = chain_begin(q, c, &gg, deps->name);
+    /* Broken while this thread waited: passed over, the parts are done. */
+    const bool runs = atomic_load(&q->be->late) == EPO_OK;
+    if (status == EPO_OK && runs)
+        status = chain_run(q, c, &gg, deps->name);
+    if (status != EPO_OK) {
+        char text[EPO_ERROR_MAX / 2];
+        snprintf(text, sizeof text, "%s", epo_fail_text());
+        return epo_fail(status, "rank %d: %s: %s", q->be->rank, deps->name, text);
+    }
+    status = parts_signal(q, c, &gg, runs, deps->name);
+    return status == EPO_OK ? gpu_op_end(q, deps) : status;
+}

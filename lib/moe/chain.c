@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * chain.c - the expert FFN of a pass, all chunks in one operation of the backend.
+ */
+#include "moe/moe.h"
+
+/* Both products of all chunks in one operation, where the backend has that for them.
+ * With one chunk there is nothing to win but what the end of the first product leaves
+ * idle, and serial passes keep to the plain products. */
+static bool chain_fits(const moe_pass *p, const epo_chain *c) {
+    epo_group *g = p->group;
+    return g->ops->chain != NULL && g->overlap && p->chunks > 1 && p->chunks <= EPO_CHAIN_PARTS &&
+           moe_pass_in_place(p) && g->ops->chain_covers(g->be, c);
+}
+
+typedef struct chain_parts {
+    epo_ready arrival[EPO_CHAIN_PARTS];
+    epo_chain_part part[EPO_CHAIN_PARTS];
+    epo_swiglu act;
+} chain_parts;
+
+/* The chain of a pass; its arrivals are not known yet. */
+static epo_chain chain_make(const moe_pass *p, const epo_layer *l, const epo_gemm *first,
+                            const epo_gemm *second, const epo_swiglu *act, chain_parts *parts) {
+    const epo_plan *plan = p->plan;
+    epo_chain c = {.first = *first, .second = *second, .part = parts->part, .parts = p->chunks};
+    epo_gemm *both[] = {&c.first, &c.second};
+    for (int i = 0; i < 2; i++) {
+        both[i]->type = both[i]->c_type = l->config.type;
+        both[i]->row_first = plan->op_first;
+        both[i]->row_count = plan->op_count;
+        both[i]->cpu_first = plan->first;
+        both[i]->cpu_count = plan->count;
+    }
+    parts->act = *act;
+    parts->act.w = plan->weight;
+    parts->act.rows = plan->rows;
+    parts->act.ffn = l->config.ffn;
+    parts->act.type = l->config.type;
+    c.first.act = &parts->act;
+    for (int i = 0; i < p->chunks && i < EPO_CHAIN_PARTS; i++) {
+        int e = moe_pass_first_expert(p, i);
+        parts->part[i] = (epo_chain_part){.first = e,
+                                          .count = moe_pass_first_expert(p, i + 1) - e,
+                                          .ready = &parts->arrival[i],
+                                          .done = p->group->part[i]};
+    }
+    return c;
+}
+
+/* True: the pass's products were issued, part[chunk] tells of each chunk's rows; `end`
+ * is signalled when all is done.  `keep`: as dst of moe_pass_take. */
+static bool chain_issue(moe_pass *p, const epo_layer *l, const epo_gemm *first,
+                        const epo_gemm *second, const epo_swiglu *act, void *keep, const char *name,
+                        epo_event *end) {
+    epo_group *g = p->group;
+    chain_parts parts;
+    if (p->status != EPO_OK || p->chunks > EPO_CHAIN_PARTS)
+        return false;
+    epo_chain c = chain_make(p, l, first, second, act, &parts);
+    c.first.a = moe_buffer_at(p->buffer, p->buffer->dispatch.rows);
+    if (!chain_fits(p, &c))
+        return false;
+    (void)moe_pass_take_all(p, keep, parts.arrival);
+    epo_deps deps = moe_deps(name, EPO_INTERVAL_COMPUTE, -1);
+    deps.signal = end;
+    c.lent = g->sent; /* the last of the dispatch */
+    p->chained = true;
+    if (p->status == EPO_OK)
+        p->status = g->ops->chain(g->compute, &c, &deps);
+    return true;
+}
+
+bool moe_chain_forward(moe_pass *p, const epo_layer *l, epo_saved *saved, void *a, void *out) {
+    int hidden = l->config.hidden, ffn = l->config.ffn;
+    epo_gemm fc1 = {
+        .kind = EPO_GEMM_FORWARD, .b = l->config.w1, .c = saved->h.ptr, .n = 2 * ffn, .k = hidden};
+    epo_gemm fc2 = {
+        .kind = EPO_GEMM_FORWARD, .a = a, .b = l->config.w2, .c = out, .n = hidden, .k = ffn};
+    epo_swiglu act = {.h = saved->h.ptr, .a = a};
+    return chain_issue(p, l, &fc1, &fc2, &act, saved->x.ptr, "experts", p->group->used);
+}
+
+bool moe_chain_backward(moe_pass *p, const epo_layer *l, moe_wgrad *w, void *dx, float *dweight) {
+    int hidden = l->config.hidden, ffn = l->config.ffn;
+    epo_gemm dgrad2 = {
+        .kind = EPO_GEMM_DGRAD, .b = l->config.w2, .c = w->a.ptr, .n = hidden, .k = ffn};
+    epo_gemm dgrad1 = {.kind = EPO_GEMM_DGRAD,
+                       .a = w->dh.ptr,
+                       .b = l->config.w1,
+                       .c = dx,
+                       .n = 2 * ffn,
+                       .k = hidden};
+    epo_swiglu act = {
+        .h = w->dh.ptr, .a = w->a.ptr, .da = w->a.ptr, .dh = w->dh.ptr, .dw = dweight};
+    return chain_issue(p, l, &dgrad2, &dgrad1, &act, w->dy.ptr, "experts back", p->group->grad);
+}
