@@ -4,7 +4,7 @@
  * layers, bit for bit: groups from a communicator, several groups in one step, two
  * micro-batches node by node.  And what a peer that never comes leaves: NaN.
  *
- *   features [NAME...]     comm late groups schedule
+ *   features [NAME...]     late comm groups own overflow schedule
  */
 #include "gpu_test.h"
 #include "reference.h"
@@ -40,7 +40,8 @@ typedef struct rank_job {
     int64_t *experts[BATCHES];
     float *weights[BATCHES];
     void *x[BATCHES], *memory[64];
-    int f, held;
+    int f, held, calls[3];
+    void *(*main)(void *); /* NULL: rank_main */
 } rank_job;
 
 /* ---- one rank ---- */
@@ -312,7 +313,7 @@ static bool run_world(rank_job *j, int n, char *text, size_t size) {
         if (j[r].config.members == NULL)
             j[r].config.rank = j[r].rank;
         j[r].device = j[r].config.rank % devices;
-        pthread_create(&thread[r], NULL, rank_main, &j[r]);
+        pthread_create(&thread[r], NULL, j[r].main != NULL ? j[r].main : rank_main, &j[r]);
     }
     for (int r = 0; r < n; r++) {
         pthread_join(thread[r], NULL);
@@ -373,6 +374,141 @@ static void test_groups(void) {
                  i % 2 ? "flex" : "alltoall");
         ok = ok && run_world(both, 4, text, sizeof text);
         same_bits(name, ok, alone, both, 4, text, sizeof text);
+    }
+}
+
+/* ---- experts of the caller's, and overflow ---- */
+
+/* The simplest expert, y = x; its calls are counted by phase. */
+static epo_status copy_expert(void *ctx, const epo_expert_call *call) {
+    rank_job *j = ctx;
+    const uint64_t size = (uint64_t)j->c.hidden * test_size(j->c.type), at = call->row * size;
+    const bool forward = call->phase == EPO_EXPERT_FORWARD;
+    const char *from = forward ? call->x : call->dy;
+    j->calls[call->phase]++;
+    if (call->phase == EPO_EXPERT_WGRAD)
+        return EPO_OK;
+    TEST_CUDA(cudaMemcpyAsync((char *)(forward ? call->y : call->dx) + at, from + at,
+                              call->rows * size, cudaMemcpyDeviceToDevice,
+                              (cudaStream_t)call->stream));
+    if (!forward)
+        TEST_CUDA(cudaMemsetAsync(call->dweights + call->row, 0, call->rows * 4,
+                                  (cudaStream_t)call->stream));
+    return EPO_OK;
+}
+
+/* Is got[t] the input row as often as the token has slots? */
+static bool copied(rank_job *j, const void *device, int kind) {
+    const ref_case *c = &j->c;
+    char *host = malloc(row_count(j) * test_size(c->type) + 1);
+    bool same = true;
+    TEST_CUDA(cudaMemcpy(host, device, row_count(j) * test_size(c->type), cudaMemcpyDeviceToHost));
+    for (int t = 0; t < ref_tokens(c, j->rank); t++)
+        for (int h = 0; h < c->hidden; h++) {
+            const uint64_t at = (uint64_t)(t * c->hidden + h);
+            const double x = test_round(c->type, ref_row(c, kind, j->rank, 0, t, h));
+            same =
+                same && test_load(host, at, c->type) == test_round(c->type, (float)(c->top_k * x));
+        }
+    free(host);
+    return same;
+}
+
+static void *own_main(void *ctx) {
+    rank_job *j = ctx;
+    const ref_case *c = &j->c;
+    epo_layer_config lc = EPO_LAYER_CONFIG_INIT;
+    epo_step *s = &j->step[0][0];
+    epo_layer *layer = NULL;
+    j->status = open_rank(j);
+    lc.experts = c->experts;
+    lc.hidden = c->hidden;
+    lc.type = c->type;
+    lc.expert = copy_expert;
+    lc.expert_wgrad = 1;
+    lc.ctx = j;
+    if (j->status == EPO_OK)
+        j->status = attention(j, 0, 0);
+    if (j->status == EPO_OK)
+        j->status = j->engine->layer_create(j->group, &lc, &layer);
+    if (j->status == EPO_OK)
+        j->status = j->engine->forward(layer, s->plan, s->x, s->y, &s->saved, j->stream);
+    if (j->status == EPO_OK)
+        j->status = j->engine->backward(layer, s->saved, s->dy, s->dx, s->dweights, j->stream);
+    s->saved = NULL;
+    if (j->status == EPO_OK)
+        j->status = j->engine->group_wgrad_flush(j->group, j->stream);
+    if (j->status != EPO_OK)
+        snprintf(j->text, sizeof j->text, "%s", j->engine->error());
+    TEST_CUDA(cudaStreamSynchronize(j->stream));
+    j->hash = j->status == EPO_OK && copied(j, s->y, 0) && copied(j, s->dx, 1) && j->calls[0] > 0 &&
+              j->calls[1] == j->calls[0] && j->calls[2] == 1;
+    (void)j->engine->layer_destroy(layer);
+    close_rank(j);
+    return NULL;
+}
+
+static void test_own(void) {
+    for (int i = 0; i < 6; i++) {
+        char name[96], text[256] = "other rows than went in, or calls are missing";
+        rank_job j[2];
+        ref_case c = some_case(0x91 + (uint64_t)i, 2, EPO_BF16);
+        for (int r = 0; r < 2; r++) {
+            j[r] = some_job(&c, r, i);
+            j[r].main = own_main;
+        }
+        snprintf(name, sizeof name, "experts of the caller's, %s %s", i % 2 ? "flex" : "alltoall",
+                 i / 2 == 0   ? "serial"
+                 : i / 2 == 1 ? "overlapped"
+                              : "delayed");
+        bool ok = run_world(j, 2, text, sizeof text) && j[0].hash && j[1].hash;
+        test_result(name, ok, ok ? "rows came back" : text);
+    }
+}
+
+static void *overflow_main(void *ctx) {
+    rank_job *j = ctx;
+    epo_status status = open_rank(j);
+    epo_plan *plan = NULL;
+    epo_buffer *buffer = NULL;
+    epo_buffer_config bc = EPO_BUFFER_CONFIG_INIT;
+    bc.experts = j->c.experts;
+    bc.hidden = j->c.hidden;
+    bc.top_k = j->c.top_k;
+    bc.max_tokens = j->c.tokens;
+    bc.type = j->c.type;
+    bc.capacity = 5;
+    epo_routing r = EPO_ROUTING_INIT;
+    r.tokens = ref_tokens(&j->c, j->rank);
+    r.top_k = j->c.top_k;
+    r.experts = j->experts[0];
+    r.weights = j->weights[0];
+    if (status == EPO_OK)
+        status = j->engine->buffer_create(j->group, &bc, &buffer);
+    if (status == EPO_OK)
+        status = j->engine->plan_create(buffer, &r, j->stream, &plan);
+    snprintf(j->text, sizeof j->text, "%s", j->engine->error());
+    j->hash = status == EPO_E_OVERFLOW && strstr(j->text, "rank 0") != NULL &&
+              strstr(j->text, "expert ") != NULL && strstr(j->text, "capacity is 5") != NULL;
+    j->engine->plan_release(plan);
+    (void)j->engine->buffer_destroy(buffer);
+    close_rank(j);
+    return NULL;
+}
+
+static void test_overflow(void) {
+    for (int i = 2; i < 4; i++) {
+        char text[256] = "";
+        rank_job j[2];
+        ref_case c = some_case(0xa1, 2, EPO_BF16);
+        for (int r = 0; r < 2; r++) {
+            j[r] = some_job(&c, r, i);
+            j[r].main = overflow_main;
+        }
+        bool ok = run_world(j, 2, text, sizeof text) && j[0].hash && j[1].hash;
+        test_result(i % 2 ? "overflow is everybody's error, flex"
+                          : "overflow is everybody's error, alltoall",
+                    ok, j[1].text);
     }
 }
 
@@ -587,9 +723,8 @@ int main(int argc, char **argv) {
         const char *name;
         void (*run)(void);
     } all[] = {{"late", test_late}, /* these two fork: first */
-               {"comm", test_comm},
-               {"groups", test_groups},
-               {"schedule", test_schedule}};
+               {"comm", test_comm},         {"groups", test_groups},    {"own", test_own},
+               {"overflow", test_overflow}, {"schedule", test_schedule}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         bool asked = argc < 2;
         for (int a = 1; a < argc; a++)
