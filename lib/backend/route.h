@@ -15,6 +15,7 @@
 #define EPO_BACKEND_ROUTE_H
 
 #include <stdbool.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -22,17 +23,30 @@
 
 typedef struct epo_route_shape {
     int ranks, experts, top_k, chunks;
-    int align; /* each expert's rows start at a multiple of this */
+    int align;    /* each expert's rows start at a multiple of this */
+    bool tapered; /* the first and last chunk are half as large as the others */
 } epo_route_shape;
 
 static inline int epo_route_local(const epo_route_shape *s) { return s->experts / s->ranks; }
+/* Half chunks at the ends, where there are experts enough. */
+static inline bool epo_route_tapers(const epo_route_shape *s) {
+    return s->tapered && s->chunks > 2 && epo_route_local(s) >= 2 * (s->chunks - 1);
+}
 /* First local expert of chunk c; c == n gives El. */
 static inline int epo_route_chunk_first(const epo_route_shape *s, int c) {
-    return (int)((int64_t)c * epo_route_local(s) / s->chunks);
+    int64_t local = epo_route_local(s);
+    if (!epo_route_tapers(s))
+        return (int)(c * local / s->chunks);
+    return (int)(c == 0           ? 0
+                 : c >= s->chunks ? local
+                                  : (2 * c - 1) * local / (2 * ((int64_t)s->chunks - 1)));
 }
 /* The chunk of local expert e: the inverse of the above. */
 static inline int epo_route_chunk_of(const epo_route_shape *s, int e) {
-    return (int)((((int64_t)e + 1) * s->chunks - 1) / epo_route_local(s));
+    int64_t local = epo_route_local(s), next = (int64_t)e + 1;
+    if (!epo_route_tapers(s))
+        return (int)((next * s->chunks - 1) / local);
+    return (int)(((next * 2 * (s->chunks - 1) - 1) / local + 1) / 2);
 }
 
 /* Copies to int32.  Returns the number of the first slot whose value is not in

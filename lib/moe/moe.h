@@ -216,7 +216,14 @@ static inline void *moe_buffer_at(const epo_buffer *buffer, uint64_t offset) {
     return (char *)buffer->group->ops->window_local(buffer->window) + offset;
 }
 static inline epo_route_shape moe_buffer_shape(const epo_buffer *b, int top_k) {
-    return (epo_route_shape){b->group->ranks, b->experts, top_k, b->chunks, b->align};
+    /* alltoall: what comes first and what goes back last is hidden by nothing.  With flex
+     * the first chunk has most of the bytes whatever its size. */
+    return (epo_route_shape){.ranks = b->group->ranks,
+                             .experts = b->experts,
+                             .top_k = top_k,
+                             .chunks = b->chunks,
+                             .align = b->align,
+                             .tapered = b->dispatcher == EPO_DISPATCH_ALLTOALL};
 }
 /* Wait until words [0, ranks) at `offset` of the own window reach `epoch`. */
 epo_ready moe_buffer_flag(const epo_buffer *buffer, uint64_t offset, uint64_t epoch,

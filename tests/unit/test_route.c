@@ -74,15 +74,29 @@ static void count_world(world *w) {
     }
 }
 
-static void chunks_cut_the_experts(const world *w) {
-    int local = epo_route_local(&w->s);
-    CU_ASSERT_EQUAL(epo_route_chunk_first(&w->s, 0), 0);
-    CU_ASSERT_EQUAL(epo_route_chunk_first(&w->s, w->s.chunks), local);
-    for (int c = 0; c < w->s.chunks; c++) {
-        CU_ASSERT(epo_route_chunk_first(&w->s, c) < epo_route_chunk_first(&w->s, c + 1));
-        for (int e = epo_route_chunk_first(&w->s, c); e < epo_route_chunk_first(&w->s, c + 1); e++)
-            CU_ASSERT_EQUAL(epo_route_chunk_of(&w->s, e), c);
+static void chunks_cut_the_experts(const epo_route_shape *s) {
+    int local = epo_route_local(s);
+    CU_ASSERT_EQUAL(epo_route_chunk_first(s, 0), 0);
+    CU_ASSERT_EQUAL(epo_route_chunk_first(s, s->chunks), local);
+    for (int c = 0; c < s->chunks; c++) {
+        CU_ASSERT(epo_route_chunk_first(s, c) < epo_route_chunk_first(s, c + 1));
+        for (int e = epo_route_chunk_first(s, c); e < epo_route_chunk_first(s, c + 1); e++)
+            CU_ASSERT_EQUAL(epo_route_chunk_of(s, e), c);
     }
+}
+
+/* Every number of experts and chunks: none empty, half ones at the ends. */
+static void chunks_taper(void) {
+    for (int local = 1; local <= 130; local++)
+        for (int n = 1; n <= local; n++) {
+            epo_route_shape s = {.ranks = 1, .experts = local, .chunks = n, .tapered = true};
+            chunks_cut_the_experts(&s);
+            if (n > 2 && local % (2 * (n - 1)) == 0) {
+                CU_ASSERT_EQUAL(epo_route_chunk_first(&s, 1), local / (2 * (n - 1)));
+                CU_ASSERT_EQUAL(epo_route_chunk_first(&s, 2), 3 * local / (2 * (n - 1)));
+                CU_ASSERT_EQUAL(epo_route_chunk_first(&s, n - 1), local - local / (2 * (n - 1)));
+            }
+        }
 }
 
 /* ---- alltoall ------------------------------------------------------------- */
@@ -465,14 +479,14 @@ static void random_routings(void) {
         random_world(&w, &state);
         define_rows(&w);
         count_world(&w);
-        chunks_cut_the_experts(&w);
+        chunks_cut_the_experts(&w.s);
         alltoall_places_rows(&w);
         flex_places_rows(&w);
     }
 }
 
 static void index_out_of_range_is_found(void) {
-    epo_route_shape s = {2, 64, 4, 1, 16};
+    epo_route_shape s = {.ranks = 2, .experts = 64, .top_k = 4, .chunks = 1, .align = 16};
     int64_t experts[] = {0, 63, -1, 5, 1, 2, 3, 64, -2, 0, 0, 0};
     int32_t copy[12];
     CU_ASSERT_EQUAL(epo_route_check(&s, experts, 3, copy), 7);
@@ -487,7 +501,7 @@ static void index_out_of_range_is_found(void) {
 
 /* What a peer sent is not trusted: it must fit the counts. */
 static void meta_that_does_not_fit_is_found(void) {
-    epo_route_shape s = {1, 2, 2, 2, 4};
+    epo_route_shape s = {.ranks = 1, .experts = 2, .top_k = 2, .chunks = 2, .align = 4};
     uint64_t first[] = {0, 4}, count[] = {1, 1}, cursor[6], back_first[2];
     uint32_t source_rows[] = {1}, first_of[3], last_of[3];
     int32_t expand[8], weight[8], back[2];
@@ -514,6 +528,7 @@ static void meta_that_does_not_fit_is_found(void) {
 
 int main(void) {
     const CU_TestInfo tests[] = {
+        {"half chunks at the ends", chunks_taper},
         {"random routings go where they should, and back", random_routings},
         {"an index out of range is found", index_out_of_range_is_found},
         {"meta that does not fit the counts is found", meta_that_does_not_fit_is_found},
