@@ -11,6 +11,7 @@ setup() {
     chmod 755 "$TMPDIR"
     export TMPDIR
     unset EP_OVERLAP_CHUNKS EP_OVERLAP_HOST_LINK
+    export CUDA_VISIBLE_DEVICES= # the host engine, also where there is a GPU
     # a time-out of our own, so that whatever waits says so within the test's limit
     export EP_OVERLAP_TIMEOUT=20 EP_OVERLAP_BLAS_THREADS=1
 }

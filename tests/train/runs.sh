@@ -10,6 +10,7 @@ trap 'rm -rf "$work"' EXIT
 failed=0
 for name in $(env | sed -n 's/^\(EP_OVERLAP_[A-Z_]*\)=.*/\1/p'); do unset "$name"; done
 export EP_OVERLAP_TIMEOUT=20 EP_OVERLAP_BLAS_THREADS=1
+export CUDA_VISIBLE_DEVICES='' # the host engine, also where there is a GPU
 check() { # NAME COMMAND...
     name=$1
     shift
@@ -52,6 +53,11 @@ runs() { timeout 120 "$train" --steps 3 --seq 16 --no-measure "$@" "$work/text" 
 check "one rank, no launcher" runs
 check "ranks without tokens" runs --launch 4 --batch 2 --overlap on
 check "SGD and bf16" runs --launch 2 --optimizer sgd --dtype bf16
+check "the engine by name" runs --engine host
+runs --engine cuda --launch 2
+check "no GPU to use: status 1" test $? = 1
+check "no GPU to use: the reason, once" grep -qE '^ep-train: (no GPU to use|no NVIDIA driver here|.*engine_cuda.so)' "$work/err"
+check "no GPU to use: one line" test "$(wc -l <"$work/err")" = 1
 check "--bench trains nothing" runs --launch 2 --bench 2 --overlap on
 check "--bench prints the comparison" grep -q '^  T_floor' "$work/out"
 runs --launch 2 --lr 1e25 --steps 8
