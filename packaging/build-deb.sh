@@ -34,9 +34,20 @@ while [ $# -gt 0 ]; do
 done
 [ $# = 1 ] || { usage >&2 && exit 2; }
 mkdir -p "$1" && output=$(cd "$1" && pwd) || exit 1
-for tool in dpkg-buildpackage dh xz; do
-    command -v "$tool" >/dev/null || fail "$tool was not found (Debian and Ubuntu: apt-get install --no-install-recommends debhelper dpkg-dev xz-utils)"
+# What is missing, all together.
+need="build-essential debhelper dpkg-dev xz-utils pkg-config libconfig-dev libopenblas-dev libslurm-dev libsqlite3-dev libyajl-dev libyaml-dev slurm-client"
+[ -n "$tarball" ] || need="$need autoconf automake libtool"
+[ -n "$options" ] || need="$need libcunit1-dev"
+missing=
+for name in $need; do
+    [ "$(dpkg-query -W -f '${db:Status-Status}' "$name" 2>/dev/null)" = installed ] && continue
+    case $name in
+    libopenblas-dev) [ "$(dpkg-query -W -f '${db:Status-Status}' libblas-dev 2>/dev/null)" = installed ] && continue ;;
+    pkg-config) command -v pkg-config >/dev/null && continue ;;
+    esac
+    missing="$missing $name"
 done
+[ -z "$missing" ] || fail "packages are missing: apt-get install --no-install-recommends$missing"
 slurm=$(dpkg-query -W -f '${Version}' libslurm-dev 2>/dev/null | sed -nE 's/^([0-9]+:)?([0-9]+\.[0-9]+).*/\2/p')
 [ -n "$slurm" ] || fail "Slurm's headers are not installed (libslurm-dev)"
 

@@ -8,7 +8,7 @@ echo "== $(. /etc/os-release && echo "$PRETTY_NAME"), $(slurmd -V)"
 { ./autogen.sh && mkdir -p build && cd build && ../configure && make -j"$(nproc)"; } >/tmp/build.log 2>&1 ||
     { tail -n 30 /tmp/build.log && exit 70; }
 grep -A6 'ep-overlap [0-9.]*$' /tmp/build.log
-tests=${*:-tests/unit/test_spank_decide tests/unit/test_spank_task tests/cluster/harness.bats tests/cluster/plugin.bats tests/cluster/everywhere.bats tests/cluster/train.bats}
+tests=${*:-tests/unit/test_spank_decide tests/unit/test_spank_task tests/cluster/harness.bats tests/cluster/plugin.bats tests/cluster/everywhere.bats tests/cluster/refuse.bats tests/cluster/containers.bats tests/cluster/train.bats}
 status=0
 # shellcheck disable=SC2086
 make check TESTS="$tests" >/tmp/check.log 2>&1 || status=1
