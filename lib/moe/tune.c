@@ -8,7 +8,7 @@
  * Every step follows from what all ranks know (plans are collective, their records tell
  * tokens and times), so all ranks choose alike without a further exchange.
  *
- * EP_OVERLAP_CHUNKS_FILE names a file of lines "alltoall|flex RANKS EXPERTS HIDDEN TOP_K
+ * EP_OVERLAP_CHUNKS_FILE names a file of lines "alltoall RANKS EXPERTS HIDDEN TOP_K
  * LOG2_TOKENS CHUNKS".  What it holds is not measured; what is measured, rank 0 adds.
  */
 #include "moe/moe.h"
@@ -24,24 +24,16 @@ enum { TRIALS = 3, FILE_CHUNKS_MAX = 1024 };
 /* More chunks than one must win by this. */
 #define WORTH 0.98F
 
-static const char *dispatcher_name(const epo_buffer *b) {
-    return b->dispatcher == EPO_DISPATCH_FLEX ? "flex" : "alltoall";
-}
-
 static int class_of(int tokens) {
-    int class = 0;
-    while (tokens > 1 && class < MOE_TUNE_CLASSES - 1) {
-        tokens /= 2;
-        class ++;
-    }
-    return class;
+    int found = 0;
+    for (; tokens > 1 && found < MOE_TUNE_CLASSES - 1; tokens /= 2)
+        found++;
+    return found;
 }
 
 /* The choices that a plan of `tokens` may take: the first `n` of them. */
 static int candidates(const epo_buffer *b, int tokens) {
-    const int ranks = b->group->ranks;
-    const int copies = b->dispatcher == EPO_DISPATCH_FLEX && ranks < b->top_k ? ranks : b->top_k;
-    const uint64_t bytes = (uint64_t)tokens * (uint64_t)copies * b->row_bytes;
+    const uint64_t bytes = (uint64_t)tokens * (uint64_t)b->top_k * b->row_bytes;
     int n = 1;
     while (n < MOE_TUNE_CHOICES && choices[n] <= b->chunks &&
            bytes / (uint64_t)choices[n] >= LEAST_BYTES)
@@ -57,9 +49,9 @@ static void read_file(epo_buffer *b) {
     while (f != NULL && fgets(line, sizeof line, f) != NULL)
         if (sscanf(line, "%15s %d %d %d %d %d %d", word, &v[0], &v[1], &v[2], &v[3], &v[4],
                    &v[5]) == 7 &&
-            strcmp(word, dispatcher_name(b)) == 0 && v[0] == b->group->ranks &&
-            v[1] == b->experts && v[2] == b->hidden && v[3] == b->top_k && v[4] >= 0 &&
-            v[4] < MOE_TUNE_CLASSES && v[5] >= 1 && v[5] <= FILE_CHUNKS_MAX)
+            strcmp(word, "alltoall") == 0 && v[0] == b->group->ranks && v[1] == b->experts &&
+            v[2] == b->hidden && v[3] == b->top_k && v[4] >= 0 && v[4] < MOE_TUNE_CLASSES &&
+            v[5] >= 1 && v[5] <= FILE_CHUNKS_MAX)
             b->tune.of[v[4]].chosen = v[5] < b->chunks ? v[5] : b->chunks;
     if (f != NULL)
         (void)fclose(f);
@@ -70,8 +62,8 @@ static void write_file(const epo_buffer *b, int class) {
     FILE *f = b->group->rank == 0 && path != NULL && path[0] != '\0' ? fopen(path, "ae") : NULL;
     if (f == NULL)
         return;
-    (void)fprintf(f, "%s %d %d %d %d %d %d\n", dispatcher_name(b), b->group->ranks, b->experts,
-                  b->hidden, b->top_k, class, b->tune.of[class].chosen);
+    (void)fprintf(f, "alltoall %d %d %d %d %d %d\n", b->group->ranks, b->experts, b->hidden,
+                  b->top_k, class, b->tune.of[class].chosen);
     (void)fclose(f);
 }
 
