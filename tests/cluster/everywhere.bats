@@ -95,6 +95,29 @@ srun -n4 -N2 --ep-overlap=on printenv PROLOG LD_PRELOAD 2>$work/err; echo "rc $?
     times 1 'ep-overlap: on, .*not preloaded: apptainer enters a container'
 }
 
+@test "a program that may call NCCL itself gets the interceptor, where it holds GPUs; a user's off wins" {
+    cluster -g 2 -- '[ -e $EPO_CLUSTER_DIR/lib/ep-overlap/libep_overlap_intercept.so ] || echo "no interceptor"
+echo "echo mode [\$EP_OVERLAP_INTERPOSE]; echo \$LD_PRELOAD; /bin/true" >$work/show
+t srun -n1 --gpus=1 --ep-overlap=on sh $work/show
+echo == off; EP_OVERLAP_INTERPOSE=off t srun -n1 --gpus=1 --ep-overlap=on sh $work/show
+echo == without; t srun -n1 --ep-overlap=on sh $work/show
+echo == nested; srun -n1 --gpus=1 --ep-overlap=on srun --overlap --ep-overlap=off sh $work/show'
+    if [[ $output == *"no interceptor"* ]]; then skip "the interceptor was not built"; fi
+    has_not 'ld.so'
+    between '' '== off'
+    times 1 '^mode .accelerate.$'
+    times 1 '^/[^:]*/ep-overlap/libep_overlap_intercept.so:/[^:]*/libep_overlap.so[^:]*$'
+    times 1 '^ep-overlap: on, .*; NCCL accelerated)$'
+    between '== off' '== without'
+    times 1 '^mode .off.$'
+    times 1 '^/[^:]*/libep_overlap.so[^:]*$'
+    between '== without' '== nested'
+    times 1 '^mode ..$'
+    between '== nested' ''
+    times 1 '^mode ..$'
+    times 0 'libep_overlap'
+}
+
 @test "a hostile environment and argument vector stay in their lines" {
     cluster -- 'export SLURM_JOB_ACCOUNT=$(printf "a\\nslurmd: forged\\033[2J")
 big=$(head -c 100000 /dev/zero | tr "\\0" x)

@@ -87,19 +87,31 @@ void carry(void) {
     fake_put(&fake.task, EPO_STEP_RECORD, record);
 }
 
-/* srun and then one task on a node with what `options` give in both places. */
-void srun_to_task(void (*options)(void)) {
+int submit(void (*options)(void)) {
     begin(S_CTX_LOCAL);
     if (options != NULL)
         options();
-    CU_ASSERT_EQUAL(ep_submit_check(&plugin, NULL), 0);
+    return ep_submit_check(&plugin, NULL);
+}
+
+void srun(void (*options)(void)) {
+    CU_ASSERT_EQUAL(submit(options), 0);
     CU_ASSERT_EQUAL(ep_submit_record(&plugin, NULL), 0);
     carry();
-    fake_put(&fake.own, "SLURMD_NODENAME", "n1");
+}
+
+void node(const char *name, void (*options)(void)) {
+    fake_put(&fake.own, "SLURMD_NODENAME", name);
     begin(S_CTX_REMOTE);
     if (options != NULL)
         options();
     ep_step_decide(&plugin, NULL);
+}
+
+/* srun and then one task on a node with what `options` give in both places. */
+void srun_to_task(void (*options)(void)) {
+    srun(options);
+    node("n1", options);
 }
 
 void give_on(void) { CU_ASSERT_EQUAL(give("ep-overlap", "on"), 0); }

@@ -30,6 +30,12 @@ int callback(int value, const char *argument, int remote);
 int give(const char *name, const char *argument);
 /* Of srun's environment only the record is new in the task's. */
 void carry(void);
+/* srun, sbatch or salloc up to the allocation; options may be NULL. */
+int submit(void (*options)(void));
+/* All of srun, which succeeds, and its record on the way. */
+void srun(void (*options)(void));
+/* slurmstepd on a node, up to the tasks. */
+void node(const char *name, void (*options)(void));
 /* srun and then one node, with what `options` give in both places. */
 void srun_to_task(void (*options)(void));
 void give_on(void);

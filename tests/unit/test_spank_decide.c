@@ -125,21 +125,17 @@ static void a_bad_default_in_the_environment_is_refused(void) {
     fake_begin(S_CTX_LOCAL);
     configure("");
     fake_put(&fake.own, "SLURM_EP_OVERLAP", "yes");
-    begin(S_CTX_LOCAL);
-    CU_ASSERT_EQUAL(ep_submit_check(&plugin, NULL), -1);
+    CU_ASSERT_EQUAL(submit(NULL), -1);
     HAS(fake.log, "SLURM_EP_OVERLAP: found \"yes\"");
     fake_put(&fake.own, "SLURM_EP_OVERLAP", "");
-    begin(S_CTX_LOCAL);
-    CU_ASSERT_EQUAL(ep_submit_check(&plugin, NULL), 0);
+    CU_ASSERT_EQUAL(submit(NULL), 0);
     fake_end();
 }
 
 static void a_broken_configuration_refuses_requests_only(void) {
     fake_begin(S_CTX_LOCAL);
     write_file(conf, "version = 1;\nmistake = 3;\n");
-    begin(S_CTX_LOCAL);
-    give_on();
-    CU_ASSERT_EQUAL(ep_submit_check(&plugin, NULL), -1);
+    CU_ASSERT_EQUAL(submit(give_on), -1);
     CU_ASSERT_EQUAL(fake.exit_submission, 1);
     HAS(fake.log, "ep_overlap.conf:2: unknown key \"mistake\"");
     srun_to_task(NULL);
@@ -157,15 +153,9 @@ static void a_broken_configuration_refuses_requests_only(void) {
 static void a_configuration_broken_on_the_node_fails_the_task(void) {
     fake_begin(S_CTX_LOCAL);
     configure("");
-    begin(S_CTX_LOCAL);
-    give_on();
-    CU_ASSERT_EQUAL(ep_submit_check(&plugin, NULL), 0);
-    CU_ASSERT_EQUAL(ep_submit_record(&plugin, NULL), 0);
-    carry();
+    srun(give_on);
     write_file(conf, "version = 2;\n");
-    begin(S_CTX_REMOTE);
-    give_on();
-    ep_step_decide(&plugin, NULL);
+    node("n1", give_on);
     HAS(fake.log, "refused: ");
     CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), -1);
     CU_ASSERT_EQUAL(fake.exit_task, 1);
@@ -177,15 +167,11 @@ static void an_untrusted_configuration_counts_as_broken(void) {
     fake_begin(S_CTX_LOCAL);
     configure("");
     chmod(conf, 0666);
-    begin(S_CTX_LOCAL);
-    give_on();
-    CU_ASSERT_EQUAL(ep_submit_check(&plugin, NULL), -1);
+    CU_ASSERT_EQUAL(submit(give_on), -1);
     HAS(fake.log, "writable by group or others");
     unlink(conf);
     CU_ASSERT_EQUAL(symlink("/etc/passwd", conf), 0);
-    begin(S_CTX_LOCAL);
-    give_on();
-    CU_ASSERT_EQUAL(ep_submit_check(&plugin, NULL), -1);
+    CU_ASSERT_EQUAL(submit(give_on), -1);
     HAS(fake.log, "symbolic link");
     unlink(conf);
     fake_end();
@@ -194,9 +180,7 @@ static void an_untrusted_configuration_counts_as_broken(void) {
 static void no_file_means_builtin_unless_it_was_named(void) {
     fake_begin(S_CTX_LOCAL);
     unlink(conf);
-    begin(S_CTX_LOCAL);
-    give_on();
-    CU_ASSERT_EQUAL(ep_submit_check(&plugin, NULL), 0);
+    CU_ASSERT_EQUAL(submit(give_on), 0);
     char argument[400];
     snprintf(argument, sizeof argument, "conf=%s", conf);
     char *arguments[] = {argument};
@@ -232,25 +216,15 @@ static void a_denied_request_is_refused_at_submission(void) {
 static void a_node_that_forbids_it_refuses(void) {
     fake_begin(S_CTX_LOCAL);
     configure("");
-    begin(S_CTX_LOCAL);
-    give_on();
-    CU_ASSERT_EQUAL(ep_submit_check(&plugin, NULL), 0);
-    CU_ASSERT_EQUAL(ep_submit_record(&plugin, NULL), 0);
-    carry();
+    srun(give_on);
     configure("policy = ( { match = { node = \"n[1-2]\"; }; action = \"lock\"; overlap = \"off\";\n"
               "message = \"being repaired\"; } );");
-    fake_put(&fake.own, "SLURMD_NODENAME", "n2");
-    begin(S_CTX_REMOTE);
-    give_on();
-    ep_step_decide(&plugin, NULL);
+    node("n2", give_on);
     CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), -1);
     HAS(fake.said, "n2: --ep-overlap=on is locked");
     HAS(fake.said, "being repaired");
-    fake_put(&fake.own, "SLURMD_NODENAME", "n3");
     fake_put(&fake.task, EPO_STEP_RECORD, fake_get(&fake.own, EPO_STEP_RECORD));
-    begin(S_CTX_REMOTE);
-    give_on();
-    ep_step_decide(&plugin, NULL);
+    node("n3", give_on);
     CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
     fake_end();
 }
@@ -258,16 +232,11 @@ static void a_node_that_forbids_it_refuses(void) {
 static void nodes_known_after_allocation_decide(void) {
     fake_begin(S_CTX_LOCAL);
     configure("policy = ( { match = { node = \"n2\"; }; action = \"deny\"; } );");
-    begin(S_CTX_LOCAL);
-    give_on();
-    CU_ASSERT_EQUAL(ep_submit_check(&plugin, NULL), 0);
+    CU_ASSERT_EQUAL(submit(give_on), 0);
     fake_put(&fake.own, "SLURM_NODELIST", "n[1-2]");
     CU_ASSERT_EQUAL(ep_submit_record(&plugin, NULL), 0);
     carry();
-    fake_put(&fake.own, "SLURMD_NODENAME", "n1");
-    begin(S_CTX_REMOTE);
-    give_on();
-    ep_step_decide(&plugin, NULL);
+    node("n1", give_on);
     CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), -1);
     HAS(fake.said, "n1: --ep-overlap=on is denied");
     fake_end();
@@ -313,8 +282,7 @@ static void without_a_record_the_node_decides(void) {
     ep_step_decide(&plugin, NULL);
     CU_ASSERT_TRUE(plugin.decision.on);
     fake_put(&fake.task, "SLURM_EP_OVERLAP", "sure\nthing");
-    begin(S_CTX_REMOTE);
-    ep_step_decide(&plugin, NULL);
+    node("n1", NULL);
     CU_ASSERT_FALSE(plugin.decision.on);
     HAS(fake.log, "it is ignored");
     CU_ASSERT_EQUAL(lines(fake.log), 2);
@@ -324,9 +292,7 @@ static void without_a_record_the_node_decides(void) {
 static void without_a_record_policy_still_binds(void) {
     fake_begin(S_CTX_REMOTE);
     configure("policy = ( { match = { user = 1000; }; action = \"deny\"; } );");
-    begin(S_CTX_REMOTE);
-    give_on();
-    ep_step_decide(&plugin, NULL);
+    node("n1", give_on);
     CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), -1);
     HAS(fake.said, "denied by the site's policy");
     fake_end();
@@ -373,16 +339,9 @@ static void a_node_of_another_class_refuses(void) {
     fake_begin(S_CTX_LOCAL);
     configure(CLASSES);
     fake_put(&fake.own, "SLURM_NODELIST", "n1");
-    begin(S_CTX_LOCAL);
-    give_auto();
-    ep_submit_check(&plugin, NULL);
-    ep_submit_record(&plugin, NULL);
-    carry();
+    srun(give_auto);
     configure("node_classes = ( { class = \"old\"; nodes = \"n1\"; overlap = \"off\"; } );");
-    fake_put(&fake.own, "SLURMD_NODENAME", "n1");
-    begin(S_CTX_REMOTE);
-    give_auto();
-    ep_step_decide(&plugin, NULL);
+    node("n1", give_auto);
     CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), -1);
     HAS(fake.said, "this node's class old is off");
     fake_end();
@@ -391,9 +350,7 @@ static void a_node_of_another_class_refuses(void) {
 static void components_of_a_job_share_one_decision(void) {
     fake_begin(S_CTX_LOCAL);
     configure(CLASSES);
-    begin(S_CTX_LOCAL);
-    give_off();
-    CU_ASSERT_EQUAL(ep_submit_check(&plugin, NULL), 0);
+    CU_ASSERT_EQUAL(submit(give_off), 0);
     CU_ASSERT_STRING_EQUAL(fake.log, "");
     give_auto();
     CU_ASSERT_EQUAL(ep_submit_check(&plugin, NULL), 0);
