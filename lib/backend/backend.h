@@ -190,7 +190,7 @@ typedef struct epo_chain {
 typedef struct epo_rows_gather {
     void *dst;
     const void *src;
-    const int32_t *index; /* [rows]; -1: write zeros */
+    const int32_t *index; /* [rows]; -1: write zeros; NULL: row i for row i */
     uint64_t rows;
     uint32_t row_bytes;
     const void *own;

@@ -294,6 +294,14 @@ EPO_API epo_status epo_combine(epo_plan *plan, const void *rows, void *y, const 
 
 /* ---- layer ------------------------------------------------------------ */
 
+/* How the weight gradients get the forward's rows. */
+typedef enum epo_saved_mode {
+    EPO_SAVE_ROWS = 0,   /* kept, one an expert */
+    EPO_SAVE_TOKENS = 1, /* kept, one a token and rank, and expanded again; flex only */
+    EPO_SAVE_NOTHING = 2 /* sent once more in the backward call: the forward's x must still
+                          * hold the same rows then */
+} epo_saved_mode;
+
 /* Experts of the caller's own.  A layer with `expert` set calls it for consecutive local
  * experts (one call per chunk), which read and write expert-major rows of the type: for
  * local expert e those from first[e], count[e] of them.  Rows in between are zero and so
@@ -346,17 +354,28 @@ typedef struct epo_layer_config {
      * other than EPO_OK ends the group's work on all ranks. */
     epo_status (*expert)(void *ctx, const epo_expert_call *call);
     int expert_wgrad; /* not 0: it is called for EPO_EXPERT_WGRAD, too */
+    epo_saved_mode saved;
 } epo_layer_config;
 #define EPO_LAYER_CONFIG_INIT                                                                      \
     {                                                                                              \
         sizeof(epo_layer_config), 0, 0, 0, EPO_F32, EPO_F32, NULL, NULL, NULL, NULL, NULL, NULL,   \
-            NULL, 0                                                                                \
+            NULL, 0, EPO_SAVE_ROWS                                                                 \
     }
 
 EPO_API epo_status epo_layer_create(epo_group *group, const epo_layer_config *config,
                                     epo_layer **out);
 /* Flushes its delayed weight gradients.  NULL is accepted. */
 EPO_API epo_status epo_layer_destroy(epo_layer *layer);
+
+/* What the layer's calls take of this rank's memory for the plan, with alignment: `saved`
+ * from forward to backward, and beside it each call while it runs.  Allocates nothing;
+ * nothing is allocated either where earlier calls left blocks of the same sizes. */
+typedef struct epo_layer_memory {
+    size_t size;
+    uint64_t saved, forward, backward;
+} epo_layer_memory;
+EPO_API epo_status epo_layer_bytes(const epo_layer *layer, const epo_plan *plan,
+                                   epo_layer_memory *out);
 
 /* [collective]  y[T][H] = MoE(x[T][H]).  saved: NULL for inference, else what
  * epo_backward needs (it holds a reference to the plan). */

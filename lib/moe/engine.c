@@ -36,6 +36,7 @@ const epo_engine moe_engine = {
     .combine = moe_combine,
     .layer_create = moe_layer_create,
     .layer_destroy = moe_layer_destroy,
+    .layer_bytes = moe_layer_bytes,
     .layer_wgrad_flush = moe_layer_wgrad_flush,
     .forward = moe_forward,
     .backward = moe_backward,

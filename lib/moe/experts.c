@@ -42,9 +42,10 @@ static void product(moe_pass *p, const epo_layer *l, int chunk, const epo_gemm *
     p->status = ops->swiglu(moe_pass_lane(p, chunk), &a, &behind);
 }
 
-void moe_experts_forward(moe_pass *p, epo_layer *l, int c, epo_saved *saved, void *a, void *out) {
+void moe_experts_forward(moe_pass *p, epo_layer *l, int c, epo_saved *saved, void *rows, void *a,
+                         void *out) {
     if (p->custom) {
-        moe_own_forward(p, l, c, saved, out);
+        moe_own_forward(p, l, c, saved, rows, out);
         return;
     }
     epo_group *g = p->group;
@@ -53,7 +54,7 @@ void moe_experts_forward(moe_pass *p, epo_layer *l, int c, epo_saved *saved, voi
     epo_deps up = moe_deps("fc1", EPO_INTERVAL_COMPUTE, c);
     epo_deps down = moe_deps("fc2", EPO_INTERVAL_COMPUTE, c);
     epo_gemm fc1 = {.kind = EPO_GEMM_FORWARD,
-                    .a = moe_pass_take(p, c, saved->x.ptr, &up),
+                    .a = moe_pass_take(p, c, rows, &up),
                     .b = l->config.w1,
                     .c = saved->h.ptr,
                     .n = 2 * ffn,
@@ -68,45 +69,31 @@ void moe_experts_forward(moe_pass *p, epo_layer *l, int c, epo_saved *saved, voi
     product(p, l, c, &fc2, NULL, &down, g->rows);
 }
 
-void moe_forward_memory(moe_pass *p, const epo_layer *layer, epo_saved *saved, bool keep,
-                        moe_block *a, moe_block *out) {
-    uint64_t hidden = (uint64_t)layer->config.hidden, ffn = (uint64_t)layer->config.ffn;
-    uint64_t size = moe_type_size(layer->config.type), rows = p->plan->rows;
-    p->custom = layer->config.expert != NULL;
-    /* x is for the weight gradients alone, unless rows must be expanded first. */
-    if ((keep && moe_layer_trains(layer)) || !moe_pass_in_place(p))
-        moe_pass_get(p, rows, hidden * size, &saved->x);
-    moe_pass_get(p, rows, hidden * size, out);
-    if (p->custom)
-        return;
-    moe_pass_get(p, rows, 2 * ffn * size, &saved->h);
-    moe_pass_get(p, rows, ffn * size, a);
-}
-
 epo_status moe_layer_forward(epo_layer *layer, epo_plan *plan, const void *x, void *y,
                              epo_saved *saved, bool keep, epo_stream stream) {
     epo_group *g = layer->group;
-    moe_block a = {NULL, 0}, out = {NULL, 0};
+    moe_forward_blocks b;
     moe_pass p;
     moe_pass_begin(&p, plan, plan->chunks, stream);
     moe_tune_start(plan);
-    moe_forward_memory(&p, layer, saved, keep, &a, &out);
+    moe_forward_memory(&p, layer, saved, keep, &b);
+    void *rows = saved->x.ptr != NULL ? saved->x.ptr : b.x.ptr;
     moe_pass_dispatch(&p, x);
     if (p.status == EPO_OK)
         p.status = moe_wgrad_issue_delayed(g);
-    bool chained = moe_chain_forward(&p, layer, saved, a.ptr, out.ptr);
+    bool chained = moe_chain_forward(&p, layer, saved, b.a.ptr, b.out.ptr);
     for (int c = 0; c < p.chunks && p.status == EPO_OK; c++) {
         if (!chained)
-            moe_experts_forward(&p, layer, c, saved, a.ptr, out.ptr);
-        moe_pass_return(&p, c, out.ptr, NULL);
+            moe_experts_forward(&p, layer, c, saved, rows, b.a.ptr, b.out.ptr);
+        moe_pass_return(&p, c, b.out.ptr, NULL);
     }
     if (chained) /* behind the ways back, which begin before the chain's end */
         moe_pass_taken(&p, g->used, NULL);
     moe_pass_finish(&p, y, NULL);
     moe_tune_stop(plan);
     epo_status status = moe_pass_end(&p);
-    moe_pool_put(g, &a);
-    moe_pool_put(g, &out);
+    saved->source = x;
+    moe_forward_blocks_put(g, &b);
     return status;
 }
 
@@ -147,8 +134,8 @@ void moe_experts_backward(moe_pass *p, epo_layer *l, int c, moe_wgrad *w, void *
 static void chunk_wgrad(moe_pass *p, epo_layer *l, int c, moe_wgrad *w) {
     epo_route_shape s = moe_plan_shape(p->plan);
     epo_ready ready = epo_ready_event(p->group->grad);
-    if (p->status != EPO_OK || !moe_layer_trains(l) || p->custom || p->group->delay_wgrad ||
-        w->queue == p->group->compute)
+    if (p->status != EPO_OK || !moe_layer_trains(l) || p->custom || moe_saved_again(l) ||
+        p->group->delay_wgrad || w->queue == p->group->compute)
         return;
     p->status = moe_wgrad_issue(w, epo_route_chunk_first(&s, c), epo_route_chunk_first(&s, c + 1),
                                 &ready, c);
@@ -180,27 +167,6 @@ epo_status moe_backward_settle(moe_pass *p, epo_layer *l, moe_wgrad *w, epo_stat
     return EPO_OK;
 }
 
-moe_wgrad *moe_backward_memory(moe_pass *p, epo_layer *layer, epo_saved *saved, moe_block *out,
-                               moe_block *dweight) {
-    uint64_t size = moe_type_size(layer->config.type), rows = p->plan->rows;
-    moe_wgrad *w = NULL;
-    if (p->status == EPO_OK)
-        p->status = moe_wgrad_make(layer, p->plan, &w);
-    if (p->status != EPO_OK)
-        return NULL;
-    w->x = saved->x;
-    w->dh = saved->h;
-    saved->x = saved->h = (moe_block){NULL, 0};
-    p->custom = layer->config.expert != NULL;
-    if (moe_layer_trains(layer) || !moe_pass_in_place(p))
-        moe_pass_get(p, rows, (uint64_t)layer->config.hidden * size, &w->dy);
-    if (!p->custom)
-        moe_pass_get(p, rows, (uint64_t)layer->config.ffn * size, &w->a);
-    moe_pass_get(p, rows, (uint64_t)layer->config.hidden * size, out);
-    moe_pass_get(p, rows, sizeof(float), dweight);
-    return w;
-}
-
 epo_status moe_layer_backward(epo_layer *layer, epo_saved *saved, const void *dy, void *dx,
                               float *dweights, epo_stream stream) {
     epo_group *g = layer->group;
@@ -220,12 +186,13 @@ epo_status moe_layer_backward(epo_layer *layer, epo_saved *saved, const void *dy
         if (!chained)
             moe_experts_backward(&p, layer, c, w, out.ptr, dweight.ptr);
         chunk_wgrad(&p, layer, c, w);
-        if (!g->overlap && c == p.chunks - 1) /* serial: nothing is hidden */
-            moe_backward_wgrad(&p, layer, w);
+        if (!g->overlap && c == p.chunks - 1 && !moe_saved_again(layer))
+            moe_backward_wgrad(&p, layer, w); /* serial: nothing is hidden */
         moe_pass_return(&p, c, out.ptr, dweight.ptr);
     }
     if (chained)
         moe_pass_taken(&p, g->grad, NULL);
+    moe_saved_restore(&p, layer, saved, w);
     moe_backward_wgrad(&p, layer, w);
     moe_pass_finish(&p, dx, dweights);
     epo_status status = moe_pass_end(&p);

@@ -38,6 +38,13 @@ static epo_status check_layer(const epo_group *g, const epo_layer_config *c) {
     if (status == EPO_OK && c->dw1 != NULL && c->wgrad_type != EPO_F32 && c->wgrad_type != c->type)
         status = epo_fail(EPO_E_ARG, "wgrad_type: found %d, allowed EPO_F32 or the layer's type %d",
                           (int)c->wgrad_type, (int)c->type);
+    if (status == EPO_OK)
+        status = moe_check_range("saved", c->saved, EPO_SAVE_ROWS, EPO_SAVE_NOTHING);
+    if (status == EPO_OK && c->expert != NULL && c->saved != EPO_SAVE_ROWS)
+        status = epo_fail(EPO_E_ARG,
+                          "saved: found %d, experts of the caller's are given "
+                          "EPO_SAVE_ROWS alone",
+                          (int)c->saved);
     return status == EPO_OK ? check_pointers(c) : status;
 }
 
@@ -129,6 +136,7 @@ void moe_saved_drop(epo_saved *saved) {
     epo_group *g = saved->layer->group;
     moe_pool_put(g, &saved->x);
     moe_pool_put(g, &saved->h);
+    moe_pool_put(g, &saved->tokens);
     free(saved->own);
     saved->own = NULL;
     moe_plan_release(saved->plan);
@@ -152,7 +160,7 @@ void moe_saved_release(epo_saved *saved) {
 
 /* ---- forward, backward --------------------------------------------------- */
 
-static epo_status check_fit(const epo_layer *l, const epo_plan *plan) {
+epo_status moe_layer_fits(const epo_layer *l, const epo_plan *plan) {
     const epo_buffer *b = plan->buffer;
     if (b->group != l->group)
         return epo_fail(EPO_E_ARG, "layer and plan belong to different groups");
@@ -163,6 +171,9 @@ static epo_status check_fit(const epo_layer *l, const epo_plan *plan) {
                         "%d, %d; make a buffer for this layer",
                         l->config.experts, l->config.hidden, (int)l->config.type, b->experts,
                         b->hidden, (int)b->type);
+    if (l->config.saved == EPO_SAVE_TOKENS && plan->back == NULL)
+        return epo_fail(EPO_E_ARG, "the layer saves EPO_SAVE_TOKENS, but alltoall's rows come one "
+                                   "an expert; use flex, EPO_SAVE_ROWS or EPO_SAVE_NOTHING");
     return EPO_OK;
 }
 
@@ -173,7 +184,7 @@ static epo_status check_forward(const epo_layer *layer, const epo_plan *plan, co
     if (plan->tokens > 0 && (x == NULL || y == NULL))
         return epo_fail(EPO_E_ARG, "forward: x is %s, y is %s; the plan has %d tokens",
                         x == NULL ? "NULL" : "given", y == NULL ? "NULL" : "given", plan->tokens);
-    return check_fit(layer, plan);
+    return moe_layer_fits(layer, plan);
 }
 
 epo_status moe_forward_open(epo_layer *layer, epo_plan *plan, const void *x, const void *y,

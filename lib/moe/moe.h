@@ -12,6 +12,7 @@
  *   plan.c      counts exchanged, errors agreed; dispatch_*.c make the maps
  *   pipeline.c  the pass: dispatch, expand, return, finish
  *   experts.c   the GEMMs of a pass, forward and backward; chain.c: in one operation
+ *   memory.c    what passes take, and the forward's rows in the backward pass
  *   own.c       experts that are the caller's function
  *   layer.c     layer and saved objects
  *   schedule.c  two micro-batches, node by node
@@ -62,6 +63,8 @@ epo_status moe_pool_get(epo_group *group, uint64_t bytes, moe_block *out);
 /* Back into the pool; an empty block is accepted. */
 void moe_pool_put(epo_group *group, moe_block *block);
 void moe_pool_drain(epo_group *group);
+/* What an array of so many bytes takes; UINT64_MAX: more than there can be. */
+uint64_t moe_pool_block(uint64_t bytes);
 
 /* Many arrays in one block, written by the CPU, then published to operations. */
 typedef struct moe_arena {
@@ -358,18 +361,25 @@ typedef struct moe_pass {
     epo_stream stream;
     int chunks;      /* 1: the whole plan in one piece, whatever its chunks */
     epo_event *done; /* compute: the outputs are complete */
-    bool custom;     /* the caller's experts: rows are expanded in any case */
+    /* The plan's, with lists of segments that operations read until they have run: a
+     * second pass of the plan beside this one has its own, in `apart`. */
+    moe_lane dispatch, combine;
+    void *apart, *apart_again;
+    void *tokens; /* the dispatch slot's rows are kept here, too; NULL: not */
+    bool custom;  /* the caller's experts: rows are expanded in any case */
     epo_status status;
     moe_block back, back_weight; /* flex: what goes back */
     bool keeps;                  /* in place: copies were issued */
     const void *own;             /* plan->own_stays: rows that do not go back */
     const float *own_weight;
-    bool beside; /* another pass's experts run beside */
-    bool tail;   /* nothing runs beside the last chunk's way back */
-    bool chained;                /* part[chunk] tells of the chunk's rows, not `rows` */
+    bool beside;  /* another pass's experts run beside */
+    bool tail;    /* nothing runs beside the last chunk's way back */
+    bool chained; /* part[chunk] tells of the chunk's rows, not `rows` */
 } moe_pass;
 
 void moe_pass_begin(moe_pass *p, epo_plan *plan, int chunks, epo_stream stream);
+/* Lists of its own, until moe_pass_end. */
+void moe_pass_apart(moe_pass *p);
 uint64_t moe_pass_first_row(const moe_pass *p, int chunk); /* chunk == chunks: all rows */
 int moe_pass_first_expert(const moe_pass *p, int chunk);   /* likewise */
 void moe_pass_get(moe_pass *p, uint64_t count, uint64_t size, moe_block *out);
@@ -425,8 +435,10 @@ struct epo_saved {
     bool live;
     epo_layer *layer;
     epo_plan *plan;
-    moe_block x, h; /* expert-major rows and fc1's output */
-    moe_own *own;   /* calls of the caller's experts */
+    moe_block x, h;     /* expert-major rows and fc1's output */
+    moe_block tokens;   /* EPO_SAVE_TOKENS: rows as they came */
+    const void *source; /* EPO_SAVE_NOTHING: the caller's x */
+    moe_own *own;       /* calls of the caller's experts */
     epo_saved *next;
 };
 
@@ -438,13 +450,9 @@ epo_status moe_layer_backward(epo_layer *layer, epo_saved *saved, const void *dy
 epo_status moe_forward_open(epo_layer *layer, epo_plan *plan, const void *x, const void *y,
                             epo_saved **saved);
 epo_status moe_backward_open(epo_layer *layer, epo_saved *saved, const void *dy, const void *dx);
-void moe_forward_memory(moe_pass *p, const epo_layer *layer, epo_saved *saved, bool keep,
-                        moe_block *a, moe_block *out);
-/* Takes saved's blocks over; NULL: it failed, and so did the pass. */
-moe_wgrad *moe_backward_memory(moe_pass *p, epo_layer *layer, epo_saved *saved, moe_block *out,
-                               moe_block *dweight);
-/* Chunk's experts, up to the rows that go back. */
-void moe_experts_forward(moe_pass *p, epo_layer *l, int c, epo_saved *saved, void *a, void *out);
+/* Chunk's experts, up to the rows that go back; rows: where x is expanded to. */
+void moe_experts_forward(moe_pass *p, epo_layer *l, int c, epo_saved *saved, void *rows, void *a,
+                         void *out);
 void moe_experts_backward(moe_pass *p, epo_layer *l, int c, moe_wgrad *w, void *dx, float *dweight);
 /* The pass's weight gradients, unless delayed, not wanted or issued. */
 void moe_backward_wgrad(moe_pass *p, epo_layer *l, moe_wgrad *w);
@@ -453,10 +461,39 @@ epo_status moe_backward_settle(moe_pass *p, epo_layer *l, moe_wgrad *w, epo_stat
 /* Gives up blocks and plan; the handle goes to the group's spares. */
 void moe_saved_drop(epo_saved *saved);
 
+/* ---- memory.c ---------------------------------------------------------- */
+
+/* Bytes of a layer's arrays for a plan; 0: not there. */
+typedef struct moe_sizes {
+    uint64_t x, tokens, h, a, out, back, back_weight; /* forward */
+    bool x_stays;                                     /* until the backward */
+    uint64_t dy, x_again, dweight;                    /* backward */
+} moe_sizes;
+moe_sizes moe_layer_sizes(const epo_layer *l, const epo_plan *plan, bool keep);
+/* A forward's own arrays; x: expanded rows that are not saved. */
+typedef struct moe_forward_blocks {
+    moe_block x, a, out;
+} moe_forward_blocks;
+void moe_forward_memory(moe_pass *p, const epo_layer *layer, epo_saved *saved, bool keep,
+                        moe_forward_blocks *b);
+void moe_forward_blocks_put(epo_group *g, moe_forward_blocks *b);
+/* Takes saved's blocks over; NULL: it failed, and so did the pass. */
+moe_wgrad *moe_backward_memory(moe_pass *p, epo_layer *layer, epo_saved *saved, moe_block *out,
+                               moe_block *dweight);
+/* Must the weight gradients' x be made again? */
+bool moe_saved_again(const epo_layer *l);
+/* Makes it, where it must, after the chunks' experts; then `grad` speaks of it, too. */
+void moe_saved_restore(moe_pass *p, const epo_layer *l, const epo_saved *saved, moe_wgrad *w);
+/* p->tokens, if not NULL, from the slot's rows, after `arrived`. */
+void moe_pass_keep_tokens(moe_pass *p, epo_queue *lane, const epo_ready *arrived);
+/* Do rows arrive at their expert-major place, and are read there? */
+bool moe_plan_in_place(const epo_plan *plan);
+epo_status moe_layer_fits(const epo_layer *l, const epo_plan *plan);
+
 /* ---- own.c ------------------------------------------------------------- */
 
 /* As moe_experts_forward and _backward, for layers with experts of the caller's. */
-void moe_own_forward(moe_pass *p, epo_layer *l, int c, epo_saved *saved, void *out);
+void moe_own_forward(moe_pass *p, epo_layer *l, int c, epo_saved *saved, void *rows, void *out);
 void moe_own_backward(moe_pass *p, epo_layer *l, int c, moe_wgrad *w, void *dx, float *dweight);
 epo_status moe_own_wgrad(moe_wgrad *w, const epo_deps *deps);
 
@@ -544,6 +581,7 @@ epo_status moe_combine(epo_plan *plan, const void *rows, void *y, const float *r
                        float *dweights, epo_stream stream);
 epo_status moe_layer_create(epo_group *group, const epo_layer_config *config, epo_layer **out);
 epo_status moe_layer_destroy(epo_layer *layer);
+epo_status moe_layer_bytes(const epo_layer *layer, const epo_plan *plan, epo_layer_memory *out);
 epo_status moe_layer_wgrad_flush(epo_layer *layer, epo_stream stream);
 epo_status moe_forward(epo_layer *layer, epo_plan *plan, const void *x, void *y, epo_saved **saved,
                        epo_stream stream);

@@ -70,15 +70,15 @@ static void fill_call(const moe_pass *p, moe_own *own, int c, epo_expert_phase p
     };
 }
 
-void moe_own_forward(moe_pass *p, epo_layer *l, int c, epo_saved *saved, void *out) {
+void moe_own_forward(moe_pass *p, epo_layer *l, int c, epo_saved *saved, void *rows, void *out) {
     epo_deps deps = moe_deps("experts", EPO_INTERVAL_COMPUTE, c);
     if (c == 0 && saved->own == NULL)
         saved->own = make_calls(p, l);
-    moe_pass_expand(p, c, saved->x.ptr);
+    moe_pass_expand(p, c, rows);
     if (p->status != EPO_OK)
         return;
     fill_call(p, saved->own, c, EPO_EXPERT_FORWARD);
-    saved->own[c].call.x = saved->x.ptr;
+    saved->own[c].call.x = rows;
     saved->own[c].call.y = out;
     deps.signal = p->group->rows;
     p->status = issue(moe_pass_lane(p, c), &saved->own[c], &deps);

@@ -17,6 +17,8 @@
  */
 #include "moe/moe.h"
 
+#include <stdlib.h>
+
 epo_deps moe_deps(const char *name, epo_interval_kind kind, int chunk) {
     return (epo_deps){.nwait = 0, .signal = NULL, .name = name, .kind = (int)kind, .chunk = chunk};
 }
@@ -31,6 +33,8 @@ void moe_pass_begin(moe_pass *p, epo_plan *plan, int chunks, epo_stream stream) 
                     .stream = stream,
                     .chunks = chunks,
                     .done = g->done,
+                    .dispatch = plan->dispatch,
+                    .combine = plan->combine,
                     .tail = true};
     epo_queue *queues[4] = {g->compute, g->comm};
     int count = 2;
@@ -39,6 +43,29 @@ void moe_pass_begin(moe_pass *p, epo_plan *plan, int chunks, epo_stream stream) 
     if (g->odd != NULL && chunks > 1)
         queues[count++] = g->odd;
     p->status = g->ops->stream_enter(g->be, queues, count, stream);
+}
+
+void moe_pass_apart(moe_pass *p) {
+    int n = p->plan->chunks;
+    uint64_t lists[2] = {2 * (uint64_t)(p->dispatch.send_first[n] + p->combine.send_first[n]),
+                         2 * (uint64_t)(p->dispatch.recv_first[n] + p->combine.recv_first[n])};
+    moe_carver c = {NULL, 0, false};
+    for (int i = 0; i < 2 && p->status == EPO_OK; i++) {
+        epo_segment *send = moe_carve(&c, lists[0], sizeof *send);
+        epo_arrival *recv = moe_carve(&c, lists[1], sizeof *recv);
+        if (i == 0) {
+            p->apart = calloc(1, c.used + 16);
+            if (p->apart == NULL)
+                p->status = epo_fail(EPO_E_NOMEM, "memory: need %llu bytes for a pass's lists",
+                                     (unsigned long long)c.used);
+            c = (moe_carver){p->apart, 0, false};
+            continue;
+        }
+        p->dispatch.segments = send;
+        p->dispatch.arrivals = recv;
+        p->combine.segments = send + 2 * p->dispatch.send_first[n];
+        p->combine.arrivals = recv + 2 * p->dispatch.recv_first[n];
+    }
 }
 
 /* Of the plan's chunks, the first of the pass's chunk `c`. */
@@ -139,7 +166,7 @@ static void give_credit(moe_pass *p, const moe_slot *slot, epo_event *event, epo
 static void dispatch_chunks(moe_pass *p, const cargo *c, int i, int end) {
     epo_group *g = p->group;
     moe_slot *slot = &p->buffer->dispatch;
-    epo_exchange x = load_lane(p, &p->plan->dispatch, i, end, c);
+    epo_exchange x = load_lane(p, &p->dispatch, i, end, c);
     epo_deps deps = moe_deps("dispatch", EPO_INTERVAL_COMM, i);
     x.flag_offset = arrive_flag(p, slot, i);
     x.epoch = slot->use;
@@ -191,6 +218,10 @@ void moe_pass_expand(moe_pass *p, int chunk, void *dst) {
     epo_queue *lane = moe_pass_lane(p, chunk);
     deps.result = true;
     deps.signal = lane != g->compute ? g->odd_used : g->read;
+    if (chunk == p->chunks - 1) /* before the slot is given back */
+        moe_pass_keep_tokens(p, lane, &deps.wait[0]);
+    if (p->status != EPO_OK)
+        return;
     g->stats.local_bytes += 2 * rows * b->row_bytes;
     p->status = g->ops->gather(lane, &gather, &deps);
     if (chunk == p->chunks - 1)
@@ -199,8 +230,10 @@ void moe_pass_expand(moe_pass *p, int chunk, void *dst) {
 
 /* ---- rows read where they arrive ------------------------------------------ */
 
-bool moe_pass_in_place(const moe_pass *p) {
-    return p->group->keep != NULL && p->plan->expand == p->plan->pad && !p->custom;
+bool moe_pass_in_place(const moe_pass *p) { return moe_plan_in_place(p->plan) && !p->custom; }
+
+bool moe_plan_in_place(const epo_plan *plan) {
+    return plan->buffer->group->keep != NULL && plan->expand == plan->pad;
 }
 
 /* All rows at once, when the last chunk's are there: nothing waits for the copy before
@@ -308,7 +341,7 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
                                            : (const void *)row_weight,
                .extra_bytes = (flex ? k : 1) * sizeof(float),
                .extra_to = slot->extra};
-    epo_exchange x = load_lane(p, &p->plan->combine, chunk, chunk + 1, &c);
+    epo_exchange x = load_lane(p, &p->combine, chunk, chunk + 1, &c);
     epo_deps deps = moe_deps("combine", EPO_INTERVAL_COMM, chunk);
     moe_deps_wait(&deps, epo_ready_event(p->chained ? g->part[chunk] : g->rows));
     if (!g->overlap)
@@ -379,6 +412,9 @@ epo_status moe_pass_end(moe_pass *p) {
         p->status = moe_group_break(g, p->status);
     moe_pool_put(g, &p->back);
     moe_pool_put(g, &p->back_weight);
+    free(p->apart);
+    free(p->apart_again);
+    p->apart = p->apart_again = NULL;
     return p->status;
 }
 

@@ -15,6 +15,11 @@ static bool round_up(uint64_t bytes, uint64_t *out) {
     return epo_size_align(bytes > MIN_BLOCK ? bytes : MIN_BLOCK, step, out);
 }
 
+uint64_t moe_pool_block(uint64_t bytes) {
+    uint64_t size;
+    return round_up(bytes, &size) ? size : UINT64_MAX;
+}
+
 /* A block of this very size: then equal passes take equal blocks, whatever came
  * between, and the second never allocates. */
 static int find_idle(const moe_pool *pool, uint64_t size) {

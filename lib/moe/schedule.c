@@ -21,7 +21,8 @@ typedef struct lane {
     bool open, summed;
     moe_pass pass;
     epo_saved *saved;
-    moe_block a, out, dweight;
+    moe_forward_blocks forward;
+    moe_block out, dweight;
     moe_wgrad *wgrad;
     double start;
 } lane;
@@ -63,7 +64,7 @@ static epo_status end_pass(run *r, lane *l) {
     if (l->pass.status == EPO_OK)
         l->pass.status = r->status;
     epo_status status = moe_pass_end(&l->pass);
-    moe_pool_put(r->group, &l->a);
+    moe_forward_blocks_put(r->group, &l->forward);
     moe_pool_put(r->group, &l->out);
     moe_pool_put(r->group, &l->dweight);
     l->open = false;
@@ -123,6 +124,7 @@ static void start_lane(run *r, lane *l, epo_step *step, epo_saved *saved, epo_ev
     moe_pass_begin(&l->pass, saved->plan, 1, r->stream);
     l->pass.beside = true;
     l->pass.done = done;
+    moe_pass_apart(&l->pass); /* both directions may be of one plan */
 }
 
 static void dispatch(run *r, epo_step *step) {
@@ -132,7 +134,8 @@ static void dispatch(run *r, epo_step *step) {
         return;
     lane *f = &r->f;
     start_lane(r, f, step, saved, r->group->pair_done[0]);
-    moe_forward_memory(&f->pass, step->layer, saved, true, &f->a, &f->out);
+    moe_forward_memory(&f->pass, step->layer, saved, true, &f->forward);
+    saved->source = step->x;
     moe_pass_dispatch(&f->pass, step->x);
     if (f->pass.status == EPO_OK)
         f->pass.status = moe_wgrad_issue_delayed(r->group);
@@ -163,14 +166,18 @@ static void engine_node(run *r, epo_node node, epo_step *step) {
     case EPO_NODE_DISPATCH: dispatch(r, step); return;
     case EPO_NODE_COMBINE_BACK: combine_back(r, step); return;
     case EPO_NODE_MLP:
-        moe_experts_forward(&f->pass, step->layer, 0, f->saved, f->a.ptr, f->out.ptr);
+        moe_experts_forward(&f->pass, step->layer, 0, f->saved,
+                            f->saved->x.ptr != NULL ? f->saved->x.ptr : f->forward.x.ptr,
+                            f->forward.a.ptr, f->forward.out.ptr);
         sum_backward(r); /* before the forward's rows want its slot */
         note(r, b->open ? b->pass.status : EPO_OK);
         break;
-    case EPO_NODE_COMBINE: moe_pass_return(&f->pass, 0, f->out.ptr, NULL); break;
+    case EPO_NODE_COMBINE: moe_pass_return(&f->pass, 0, f->forward.out.ptr, NULL); break;
     case EPO_NODE_MLP_BACK:
         sum_forward(r); /* of the layer before, if its attention did not ask for it */
         moe_experts_backward(&b->pass, step->layer, 0, b->wgrad, b->out.ptr, b->dweight.ptr);
+        /* Before the forward's dispatch takes the slot until its own experts. */
+        moe_saved_restore(&b->pass, step->layer, b->saved, b->wgrad);
         break;
     case EPO_NODE_MLP_WGRAD: moe_backward_wgrad(&b->pass, step->layer, b->wgrad); break;
     case EPO_NODE_DISPATCH_BACK: moe_pass_return(&b->pass, 0, b->out.ptr, b->dweight.ptr); break;

@@ -300,6 +300,19 @@ epo_status epo_layer_destroy(epo_layer *layer) {
     return done(engine, engine->layer_destroy(layer));
 }
 
+epo_status epo_layer_bytes(const epo_layer *layer, const epo_plan *plan, epo_layer_memory *out) {
+    epo_layer_memory full = {.size = sizeof full};
+    NEED(layer);
+    NEED(plan);
+    epo_status status =
+        epo_versioned_check(out, EPO_LEAST(epo_layer_memory, backward), "epo_layer_memory");
+    if (status == EPO_OK)
+        status = CALL(layer, layer_bytes, layer, plan, &full);
+    if (status == EPO_OK)
+        epo_versioned_write(out, &full);
+    return status;
+}
+
 epo_status epo_forward(epo_layer *layer, epo_plan *plan, const void *x, void *y, epo_saved **saved,
                        epo_stream stream) {
     const void *known = layer != NULL ? (const void *)layer : (const void *)plan;

@@ -4,7 +4,7 @@
  * layers, bit for bit: groups from a communicator, several groups in one step, two
  * micro-batches node by node.  And what a peer that never comes leaves: NaN.
  *
- *   features [NAME...]     late comm groups own overflow schedule
+ *   features [NAME...]     late comm groups saved own overflow schedule
  */
 #include "gpu_test.h"
 #include "reference.h"
@@ -27,6 +27,7 @@ typedef struct rank_job {
     epo_group_config config;
     int device, rank; /* in its group */
     bool scheduled;
+    epo_saved_mode saved;
     epo_status status;
     uint64_t hash;
     char text[256];
@@ -112,6 +113,7 @@ static epo_status open_layers(rank_job *j) {
     lc.ffn = c->ffn;
     lc.type = c->type;
     lc.wgrad_type = c->wgrad_type;
+    lc.saved = j->saved;
     lc.w1 = weights_of(j, 0);
     lc.w2 = weights_of(j, 1);
     for (int l = 0; l < LAYERS && status == EPO_OK; l++) {
@@ -350,6 +352,27 @@ static void test_schedule(void) {
                               : "delayed");
         bool ok = run_world(plain, 2, text, sizeof text) && run_world(side, 2, text, sizeof text);
         same_bits(name, ok, plain, side, 2, text, sizeof text);
+    }
+}
+
+/* Rows kept, kept one a token, or sent again; the last in a schedule, too. */
+static void test_saved(void) {
+    for (int i = 0; i < 8; i++) {
+        char name[96], text[256] = "";
+        rank_job plain[2], other[2];
+        ref_case c = some_case(0xb1 + (uint64_t)i, 2, EPO_BF16);
+        const epo_saved_mode mode = i % 2 && i / 4 == 0 ? EPO_SAVE_TOKENS : EPO_SAVE_NOTHING;
+        for (int r = 0; r < 2; r++) {
+            plain[r] = other[r] = some_job(&c, r, i % 4 + 2 * (i / 4));
+            other[r].saved = mode;
+            other[r].scheduled = i / 4 > 0;
+        }
+        snprintf(name, sizeof name, "%s, %s%s",
+                 mode == EPO_SAVE_TOKENS ? "tokens kept" : "sent again",
+                 plain[0].config.dispatcher == EPO_DISPATCH_FLEX ? "flex" : "alltoall",
+                 other[0].scheduled ? ", scheduled" : "");
+        bool ok = run_world(plain, 2, text, sizeof text) && run_world(other, 2, text, sizeof text);
+        same_bits(name, ok, plain, other, 2, text, sizeof text);
     }
 }
 

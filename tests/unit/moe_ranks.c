@@ -104,7 +104,7 @@ typedef struct rank_run {
     epo_layer *layer;
     epo_plan *plan[CASE_BATCHES];
     epo_saved *saved[CASE_BATCHES];
-    void *w1, *w2;
+    void *w1, *w2, *x[CASE_BATCHES];
 } rank_run;
 
 static void count_ready(void *ctx, epo_layer *layer, uint64_t microbatch) {
@@ -245,6 +245,7 @@ static void make_layer(rank_run *r) {
     config.dw2 = (char *)out->dw2 + at * type_size(how->wgrad_type);
     config.wgrad_ready = count_ready;
     config.ctx = &out->ready[r->rank->rank];
+    config.saved = how->saved;
     if (how->own) {
         config.w1 = config.w2 = NULL;
         config.dw1 = config.dw2 = NULL;
@@ -292,7 +293,9 @@ static void forward(rank_run *r, int b) {
     void *x = moe_pack(in->x, (size_t)in->tokens * (size_t)c->hidden, c->type);
     EXPECT(r->rank, e->forward(r->layer, r->plan[b], x, r->args->out->y[b][r->rank->rank],
                                &r->saved[b], NULL) == EPO_OK);
-    free(x);
+    r->x[b] = x; /* who was not told to leave it alone must not read it any more */
+    if (r->args->how->saved != EPO_SAVE_NOTHING)
+        memset(x, 0xff, (size_t)in->tokens * (size_t)c->hidden * type_size(c->type));
 }
 
 static void backward(rank_run *r, int b) {
@@ -331,6 +334,8 @@ static void run_rank(moe_rank *rank) {
             if (b > 0)
                 backward(&r, b - 1);
         }
+        for (int b = 0; b < c->batches; b++)
+            free(r.x[b]);
         EXPECT(rank, e->group_wgrad_flush(r.group, NULL) == EPO_OK);
         args->out->stats[rank->rank].size = sizeof(epo_stats);
         EXPECT(rank, e->group_stats(r.group, &args->out->stats[rank->rank], 0) == EPO_OK);

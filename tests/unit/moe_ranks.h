@@ -40,9 +40,10 @@ typedef struct moe_how {
     int overlap, delay, chunks;
     epo_dtype wgrad_type;
     int align;
-    uint64_t wgrad_limit;            /* 0: the default */
-    bool in_place;                   /* dx is dy */
-    bool own;                        /* experts are a function of the test's; fp32 */
+    uint64_t wgrad_limit; /* 0: the default */
+    bool in_place;        /* dx is dy */
+    bool own;             /* experts are a function of the test's; fp32 */
+    epo_saved_mode saved;
     int fail_call;                   /* not 0: its n-th call fails, on rank 0 */
     const epo_buffer_config *limits; /* capacity, overflow, padding of these; NULL: none */
 } moe_how;

@@ -165,6 +165,11 @@ static void buffer_and_plan_calls(void) {
     REACHES(epo_dispatch(plan, row, row, NULL, NULL), "dispatch");
     REFUSED(epo_combine(NULL, row, row, NULL, NULL, NULL), "plan");
     REACHES(epo_combine(plan, row, row, NULL, NULL, NULL), "combine");
+    epo_layer_memory memory = {.size = sizeof memory};
+    REFUSED(epo_layer_bytes(NULL, plan, &memory), "layer");
+    REFUSED(epo_layer_bytes(fake_layer(), NULL, &memory), "plan");
+    REACHES(epo_layer_bytes(fake_layer(), plan, &memory), "layer_bytes");
+    CU_ASSERT_EQUAL(memory.saved, 21);
     epo_schedule schedule = EPO_SCHEDULE_INIT;
     REFUSED(epo_schedule_run(NULL, &schedule, NULL), "group");
     REACHES(epo_schedule_run(fake_group(), &schedule, NULL), "schedule_run");

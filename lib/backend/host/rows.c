@@ -17,10 +17,11 @@ static void gather_run(host_worker *w, host_op *op) {
     unsigned char *dst = g->dst;
     const unsigned char *src = g->src;
     for (uint64_t i = 0; i < g->rows; i++, dst += g->row_bytes) {
-        if (g->index[i] < 0)
+        int64_t from = g->index != NULL ? g->index[i] : (int64_t)i;
+        if (from < 0)
             memset(dst, 0, g->row_bytes);
         else
-            memcpy(dst, src + (uint64_t)g->index[i] * g->row_bytes, g->row_bytes);
+            memcpy(dst, src + (uint64_t)from * g->row_bytes, g->row_bytes);
     }
 }
 

@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What a forward keeps for its backward: whatever the way, the same bits; and the bytes
+ * that are told beforehand are those that are taken.
+ */
+#include "moe_ranks.h"
+#include "unit.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* All modes of saving, serial, overlapped and delayed, against serial with kept rows. */
+static bool every_mode(const moe_case *c, epo_dispatcher d, int chunks, int align) {
+    moe_how plain = {.dispatcher = d, .align = align};
+    moe_result first, other;
+    bool good = moe_run(c, &plain, &first) == 0;
+    for (int i = 0; i < 9 && good; i++) {
+        moe_how how = plain;
+        how.saved = (epo_saved_mode)(i % 3);
+        how.overlap = i / 3 > 0;
+        how.delay = i / 3 > 1;
+        how.chunks = chunks;
+        if (how.saved == EPO_SAVE_TOKENS && d == EPO_DISPATCH_ALLTOALL)
+            continue;
+        good = moe_run(c, &how, &other) == 0 && moe_same(c, &how, &first, &other);
+        if (!good) {
+            moe_case_print(c);
+            fprintf(stderr, "dispatcher %d saved %d overlap %d delay %d chunks %d\n", (int)d,
+                    (int)how.saved, how.overlap, how.delay, how.chunks);
+        }
+        moe_result_free(&other);
+    }
+    moe_result_free(&first);
+    return good;
+}
+
+static void every_mode_has_the_same_bits(void) {
+    bool good = true;
+    for (uint64_t i = 0; i < 80 && good; i++) {
+        moe_case c;
+        moe_case_random(&c, 4000 + i, 4, i % 4 == 0 ? EPO_BF16 : EPO_F32);
+        good = every_mode(&c, (epo_dispatcher)(i % 2), 1 + (int)(i % 5), 1 << i % 5);
+        moe_case_free(&c);
+    }
+    CU_ASSERT(good);
+}
+
+/* ---- bytes ------------------------------------------------------------------- */
+
+enum { R = 2, E = 8, H = 640, F = 320, K = 3, T = 200 };
+
+typedef struct setting {
+    moe_how how;
+    bool trains;
+    uint64_t saved; /* told, of rank 0 */
+} setting;
+
+static uint64_t held(moe_rank *c, epo_group *g) {
+    epo_stats stats = {.size = sizeof stats};
+    EXPECT(c, c->engine->group_stats(g, &stats, 0) == EPO_OK);
+    return stats.memory_bytes;
+}
+
+typedef struct arrays {
+    float *w1, *w2, *dw1, *dw2, *x, *y;
+    int64_t *experts;
+} arrays;
+
+static arrays make_arrays(const moe_rank *c) {
+    arrays a = {moe_calloc((size_t)E / R * 2 * F * H, 4),
+                moe_calloc((size_t)E / R * F * H, 4),
+                moe_calloc((size_t)E / R * 2 * F * H, 4),
+                moe_calloc((size_t)E / R * F * H, 4),
+                moe_calloc((size_t)T * H, 4),
+                moe_calloc((size_t)T * H, 4),
+                moe_calloc((size_t)T * K, 8)};
+    uint64_t state = 77 + (uint64_t)c->rank;
+    for (int i = 0; i < T * K; i++)
+        a.experts[i] = (int64_t)(moe_random(&state) % E);
+    return a;
+}
+
+static void free_arrays(arrays *a) {
+    free(a->w1);
+    free(a->w2);
+    free(a->dw1);
+    free(a->dw2);
+    free(a->x);
+    free(a->y);
+    free(a->experts);
+}
+
+/* The first calls of a size take what was told, the second ones nothing more. */
+static void bytes_rank(moe_rank *c) {
+    setting *s = c->arg;
+    const epo_engine *e = c->engine;
+    arrays a = make_arrays(c);
+    epo_group *g = moe_rank_group(c, &s->how);
+    epo_buffer_config bc = EPO_BUFFER_CONFIG_INIT;
+    epo_layer_config lc = EPO_LAYER_CONFIG_INIT;
+    epo_routing routing = {sizeof routing, T, K, a.experts, NULL};
+    epo_layer_memory m = {.size = sizeof m};
+    epo_buffer *b = NULL;
+    epo_layer *layer = NULL;
+    epo_plan *plan = NULL;
+    epo_saved *saved = NULL;
+    bc.experts = lc.experts = E;
+    bc.hidden = lc.hidden = H;
+    bc.top_k = K;
+    bc.max_tokens = T;
+    lc.ffn = F;
+    lc.w1 = a.w1;
+    lc.w2 = a.w2;
+    lc.dw1 = s->trains ? a.dw1 : NULL;
+    lc.dw2 = s->trains ? a.dw2 : NULL;
+    lc.saved = s->how.saved;
+    EXPECT(c, e->buffer_create(g, &bc, &b) == EPO_OK);
+    EXPECT(c, e->layer_create(g, &lc, &layer) == EPO_OK);
+    EXPECT(c, e->plan_create(b, &routing, NULL, &plan) == EPO_OK);
+    uint64_t before = held(c, g);
+    EXPECT(c, e->layer_bytes(layer, plan, &m) == EPO_OK);
+    EXPECT(c, held(c, g) == before); /* only told */
+    EXPECT(c, e->forward(layer, plan, a.x, a.y, &saved, NULL) == EPO_OK);
+    uint64_t after = held(c, g);
+    EXPECT(c, after == before + m.saved + m.forward);
+    EXPECT(c, e->backward(layer, saved, a.y, a.y, NULL, NULL) == EPO_OK);
+    EXPECT(c, e->group_wgrad_flush(g, NULL) == EPO_OK);
+    EXPECT(c, held(c, g) <= after + m.backward);
+    uint64_t all = held(c, g);
+    EXPECT(c, e->forward(layer, plan, a.x, a.y, &saved, NULL) == EPO_OK);
+    EXPECT(c, e->backward(layer, saved, a.y, a.y, NULL, NULL) == EPO_OK);
+    EXPECT(c, e->group_wgrad_flush(g, NULL) == EPO_OK);
+    EXPECT(c, held(c, g) == all);
+    if (c->rank == 0)
+        s->saved = m.saved;
+    e->plan_release(plan);
+    EXPECT(c, e->layer_destroy(layer) == EPO_OK);
+    EXPECT(c, e->buffer_destroy(b) == EPO_OK);
+    EXPECT(c, e->group_destroy(g) == EPO_OK);
+    free_arrays(&a);
+}
+
+static uint64_t saved_bytes(epo_dispatcher d, epo_saved_mode mode, bool trains, int overlap) {
+    setting s = {.how = {.dispatcher = d, .saved = mode, .overlap = overlap, .chunks = overlap * 2},
+                 .trains = trains};
+    CU_ASSERT_EQUAL(moe_ranks(R, 30.0, bytes_rank, &s), 0);
+    return s.saved;
+}
+
+static void what_is_told_is_what_is_taken(void) {
+    for (int overlap = 0; overlap < 2; overlap++) {
+        uint64_t rows = saved_bytes(EPO_DISPATCH_FLEX, EPO_SAVE_ROWS, true, overlap);
+        uint64_t tokens = saved_bytes(EPO_DISPATCH_FLEX, EPO_SAVE_TOKENS, true, overlap);
+        uint64_t nothing = saved_bytes(EPO_DISPATCH_FLEX, EPO_SAVE_NOTHING, true, overlap);
+        CU_ASSERT(rows > tokens && tokens > nothing && nothing > 0);
+        CU_ASSERT(saved_bytes(EPO_DISPATCH_FLEX, EPO_SAVE_ROWS, false, overlap) == nothing);
+        rows = saved_bytes(EPO_DISPATCH_ALLTOALL, EPO_SAVE_ROWS, true, overlap);
+        nothing = saved_bytes(EPO_DISPATCH_ALLTOALL, EPO_SAVE_NOTHING, true, overlap);
+        CU_ASSERT(rows > nothing && nothing > 0);
+    }
+}
+
+/* ---- what is refused ---------------------------------------------------------- */
+
+static void refused_rank(moe_rank *c) {
+    moe_how how = {.dispatcher = EPO_DISPATCH_ALLTOALL};
+    const epo_engine *e = c->engine;
+    arrays a = make_arrays(c);
+    epo_group *g = moe_rank_group(c, &how);
+    epo_buffer_config bc = EPO_BUFFER_CONFIG_INIT;
+    epo_layer_config lc = EPO_LAYER_CONFIG_INIT;
+    epo_routing routing = {sizeof routing, T, K, a.experts, NULL};
+    epo_layer_memory m = {.size = sizeof m};
+    epo_buffer *b = NULL;
+    epo_layer *layer = NULL;
+    epo_plan *plan = NULL;
+    bc.experts = lc.experts = E;
+    bc.hidden = lc.hidden = H;
+    bc.top_k = K;
+    bc.max_tokens = T;
+    lc.ffn = F;
+    lc.w1 = a.w1;
+    lc.w2 = a.w2;
+    lc.saved = (epo_saved_mode)3;
+    EXPECT(c, e->layer_create(g, &lc, &layer) == EPO_E_ARG);
+    lc.saved = EPO_SAVE_TOKENS;
+    EXPECT(c, e->layer_create(g, &lc, &layer) == EPO_OK);
+    EXPECT(c, e->buffer_create(g, &bc, &b) == EPO_OK);
+    EXPECT(c, e->plan_create(b, &routing, NULL, &plan) == EPO_OK);
+    EXPECT(c, e->layer_bytes(layer, plan, &m) == EPO_E_ARG);
+    EXPECT(c, e->forward(layer, plan, a.x, a.y, NULL, NULL) == EPO_E_ARG);
+    EXPECT(c, strstr(e->error(), "flex") != NULL);
+    e->plan_release(plan);
+    EXPECT(c, e->layer_destroy(layer) == EPO_OK);
+    (void)e->buffer_destroy(b);
+    EXPECT(c, e->group_destroy(g) == EPO_OK);
+    free_arrays(&a);
+}
+
+static void tokens_need_flex(void) { CU_ASSERT_EQUAL(moe_ranks(R, 10.0, refused_rank, NULL), 0); }
+
+int main(void) {
+    const CU_TestInfo tests[] = {
+        {"every mode of saving has the same bits", every_mode_has_the_same_bits},
+        {"what is told is what is taken", what_is_told_is_what_is_taken},
+        {"tokens need flex", tokens_need_flex},
+        CU_TEST_INFO_NULL,
+    };
+    return unit_run("moe memory", tests);
+}
