@@ -746,8 +746,8 @@ int main(int argc, char **argv) {
         const char *name;
         void (*run)(void);
     } all[] = {{"late", test_late}, /* these two fork: first */
-               {"comm", test_comm},         {"groups", test_groups},    {"own", test_own},
-               {"overflow", test_overflow}, {"schedule", test_schedule}};
+               {"comm", test_comm}, {"groups", test_groups},     {"saved", test_saved},
+               {"own", test_own},   {"overflow", test_overflow}, {"schedule", test_schedule}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         bool asked = argc < 2;
         for (int a = 1; a < argc; a++)
