@@ -37,6 +37,8 @@ static epo_status decide_by_gres(struct ep_plugin *plugin, struct epo_policy_inp
     if (status == EPO_OK && table.failed && !plugin->decision.on)
         snprintf(plugin->decision.reason, sizeof plugin->decision.reason,
                  "auto: the controller did not tell the nodes' gres");
+    input->gres_of = NULL; /* the table ends here */
+    input->gres_context = NULL;
     ep_gres_free(&table);
     return status;
 }

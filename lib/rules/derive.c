@@ -96,7 +96,6 @@ static epo_status derive_virtual_stages(epo_facts *facts) {
 
 /* The backend in use, and the one that somebody named. */
 static epo_status derive_backend(epo_facts *facts) {
-    const epo_fact *type = known(facts, "moe_token_dispatcher_type");
     const epo_fact *backend = known(facts, "moe_flex_dispatcher_backend");
     epo_status status = EPO_OK;
     if (known(facts, "flex_backend_request") == NULL && backend != NULL)
@@ -104,7 +103,8 @@ static epo_status derive_backend(epo_facts *facts) {
             facts, "flex_backend_request",
             backend->is_default || backend->kind == EPO_FACT_NULL ? NULL : backend->text,
             backend->source);
-    type = known(facts, "moe_token_dispatcher_type"); /* the table may have moved */
+    const epo_fact *type = known(facts, "moe_token_dispatcher_type");
+    /* the table may have moved */
     backend = known(facts, "moe_flex_dispatcher_backend");
     if (status != EPO_OK || known(facts, "flex_backend") != NULL || type == NULL)
         return status;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""huge.py EP-OVERLAP [MEGABYTES]: every reader of ep-overlap on inputs of that size
+"""huge.py EP-OVERLAP [MEGABYTES [READER]...]: every reader of ep-overlap on inputs of that size
 (4096) that nobody writes on purpose, through a pipe.  Each must end by itself with a
 documented status and, where it refuses, a line that names the place, in bounded memory.
 Prints a row for each; status 1 if one of them does not."""
@@ -72,7 +72,7 @@ def main():
     tool = sys.argv[1]
     megabytes = int(sys.argv[2]) if len(sys.argv) > 2 else 4096
     failed = 0
-    for reader in ("lint", "report", "doctor", "profile"):
+    for reader in sys.argv[3:] or ("lint", "report", "doctor", "profile"):
         for name, make in INPUTS.items():
             begin = time.monotonic()
             status, seconds, peak, said = run(tool, reader, make, megabytes)
