@@ -21,7 +21,7 @@ files() { (cd "$1" && find . ! -type d | sort); }
     [ "$(files plain | grep -c 'ep_overlap\.so$\|/probe$')" -ge 1 ]
     make -s -C "$build" uninstall DESTDIR="$PWD/with blanks/and more" >>blanks.log 2>&1
     make -s -C "$build" uninstall DESTDIR="$PWD/plain" >>plain.log 2>&1
-    run find plain "with blanks" ! -type d -o -name '*ep-overlap*'
+    run find plain "with blanks" ! -type d -o -name ep-overlap
     echo "$output"
     [ -z "$output" ]
 }
