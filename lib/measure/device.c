@@ -87,6 +87,23 @@ void measure_device_close(measure_device *d) {
     d->stream = d->context = d->staging = NULL;
 }
 
+static bool is_set(const char *name) {
+    const char *value = getenv(name);
+    return value != NULL && *value != '\0' && strcmp(value, "NoDevFiles") != 0;
+}
+
+const char *measure_engine(epo_engine_kind *engine) {
+    static const char *const held[] = {"CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS",
+                                       "SLURM_GPUS_ON_NODE"};
+    if (*engine != EPO_ENGINE_AUTO || !is_set("SLURM_STEP_ID"))
+        return NULL;
+    for (size_t i = 0; i < sizeof held / sizeof held[0]; i++)
+        if (is_set(held[i]))
+            return NULL;
+    *engine = EPO_ENGINE_HOST;
+    return "host engine: the step holds no GPU (srun --gpus-per-task=1; or --engine cuda)";
+}
+
 int measure_local_rank(void) {
     static const char *const names[] = {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
                                         "MPI_LOCALRANKID", "SLURM_LOCALID"};

@@ -31,6 +31,9 @@ typedef struct measure_device {
 epo_status measure_device_open(epo_engine_kind engine, int index, measure_device *out);
 void measure_device_settle(measure_device *d, const char *engine);
 void measure_device_close(measure_device *d);
+/* AUTO in a step of Slurm that holds no GPU becomes HOST, also where GPUs can be seen:
+ * they are others'.  Why, static, or NULL where *engine stays. */
+const char *measure_engine(epo_engine_kind *engine);
 /* This rank's number on its node, by its launcher's variables; -1: they do not say. */
 int measure_local_rank(void);
 

@@ -173,6 +173,29 @@ static void local_rank(void) {
     CU_ASSERT_EQUAL(measure_local_rank(), -1);
 }
 
+static void engine_of_a_step(void) {
+    static const char *const held[] = {"CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS",
+                                       "SLURM_GPUS_ON_NODE"};
+    epo_engine_kind engine = EPO_ENGINE_AUTO;
+    unsetenv("SLURM_STEP_ID");
+    for (int i = 0; i < 3; i++)
+        unsetenv(held[i]);
+    CU_ASSERT_PTR_NULL(measure_engine(&engine)); /* no step */
+    setenv("SLURM_STEP_ID", "0", 1);
+    for (int i = 0; i < 3; i++) {
+        setenv(held[i], "0", 1);
+        CU_ASSERT_PTR_NULL(measure_engine(&engine));
+        CU_ASSERT_EQUAL(engine, EPO_ENGINE_AUTO);
+        unsetenv(held[i]);
+    }
+    CU_ASSERT_PTR_NOT_NULL(strstr(measure_engine(&engine), "the step holds no GPU"));
+    CU_ASSERT_EQUAL(engine, EPO_ENGINE_HOST);
+    engine = EPO_ENGINE_CUDA; /* asked for */
+    CU_ASSERT_PTR_NULL(measure_engine(&engine));
+    CU_ASSERT_EQUAL(engine, EPO_ENGINE_CUDA);
+    unsetenv("SLURM_STEP_ID");
+}
+
 int main(void) {
     const CU_TestInfo tests[] = {
         {"least rows: against counting", rows_against_counting},
@@ -181,6 +204,7 @@ int main(void) {
         {"fp16 and bf16: nearest, ties to even", narrowing},
         {"device: ordinary memory", host_device},
         {"local rank by the launcher's variables", local_rank},
+        {"a step without GPUs", engine_of_a_step},
         CU_TEST_INFO_NULL,
     };
     return unit_run("measure", tests);

@@ -243,6 +243,7 @@ static int parse_options(int argc, char **argv, bench_options *o) {
     }
     if (optind < argc)
         return epo_tool_usage("bench", "\"%s\" is one word too many", argv[optind]);
+    o->why_host = measure_engine(&o->engine);
     return complete(o);
 }
 

@@ -28,8 +28,9 @@ typedef struct bench_options {
     int tokens, hidden, ffn, experts, top_k;
     epo_dtype type;
     epo_engine_kind engine;
-    int ranks;      /* threads; 0: the step's ranks, or as many as there are GPUs */
-    int dispatcher; /* epo_dispatcher; -1: both */
+    const char *why_host; /* the step holds no GPU; NULL: not so */
+    int ranks;            /* threads; 0: the step's ranks, or as many as there are GPUs */
+    int dispatcher;       /* epo_dispatcher; -1: both */
     int chunks[BENCH_CHUNKS], chunk_counts;
     int sms; /* of the experts' GEMMs; 0: all */
     int repeats;

@@ -31,8 +31,8 @@ static void heading(const bench_options *o, const bench_result *r) {
     if (r->info.link_gbs > 0)
         printf(", EMULATED link %g GB/s + %g us", r->info.link_gbs, r->info.link_us);
     printf("\nep-overlap %s, %s\n", epo_version(), r->versions);
-    if (r->why_host[0] != '\0')
-        printf("%s\n", r->why_host);
+    if (o->why_host != NULL || r->why_host[0] != '\0')
+        printf("%s\n", o->why_host != NULL ? o->why_host : r->why_host);
     if (r->shared)
         printf("%d ranks share %d GPU%s: times show the order of things, not a speed\n",
                r->info.ranks, r->visible, r->visible == 1 ? "" : "s");

@@ -37,14 +37,16 @@ epo_status moe_world_open(const moe_switches *switches, moe_world **out) {
     moe_world *world = calloc(1, sizeof *world);
     if (world == NULL)
         return epo_fail(EPO_E_NOMEM, "no memory for the group");
-    config.engine = switches->engine;
+    epo_engine_kind engine = switches->engine;
+    world->why = measure_engine(&engine);
+    config.engine = engine;
     config.overlap = switches->overlap;
     config.dispatcher = switches->dispatcher;
     config.delay_wgrad = switches->delay_wgrad;
     config.chunks = switches->chunks;
     world->info.size = sizeof world->info;
     /* The group takes the GPU that is current: each rank of a node another one. */
-    epo_status status = measure_device_open(switches->engine, measure_local_rank(), &world->device);
+    epo_status status = measure_device_open(engine, measure_local_rank(), &world->device);
     if (status == EPO_OK)
         status = passed(epo_group_create(&config, &world->group));
     if (status == EPO_OK)

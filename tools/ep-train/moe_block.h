@@ -45,6 +45,7 @@ typedef struct moe_world {
     moe_shape shape;
     int local_experts;
     measure_device device;
+    const char *why; /* the engine was not left to the library; NULL: it was */
     moe_staging staging;
 } moe_world;
 

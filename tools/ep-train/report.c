@@ -39,6 +39,8 @@ void report_opening(const train *t, FILE *out) {
             o->layers, o->hidden, o->experts, o->ffn, o->top_k,
             o->dtype == EPO_BF16 ? "bf16" : "fp32", o->micro_batches, o->batch, o->seq,
             o->file != NULL ? o->file : DATA_DEFAULT, t->text.count, o->seed);
+    if (t->world->why != NULL)
+        fprintf(out, "ep-train: %s\n", t->world->why);
     if (t->world->device.gpu)
         fprintf(out,
                 "ep-train: experts on GPU %d of %d here, %s; the dense parts and the optimizer run "
