@@ -17,7 +17,7 @@
 #include "measure/recorded.h"
 #include "measure/rows.h"
 
-#define WARM_UP 2
+#define WARM_UP 3
 #define RECORDINGS 5
 #define CAPACITY (1u << 16)
 #define COMPARED ((uint64_t)32 << 20) /* bytes of each end of an array */
