@@ -4,7 +4,7 @@
  * layers, bit for bit: groups from a communicator, several groups in one step, two
  * micro-batches node by node.  And what a peer that never comes leaves: NaN.
  *
- *   features [NAME...]     late comm groups saved own overflow schedule
+ *   features [NAME...]     late comm groups saved own overflow schedule control
  */
 #include "gpu_test.h"
 #include "reference.h"
@@ -18,7 +18,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { LAYERS = 2, BATCHES = 3, RANKS = 4 };
+enum { LAYERS = 2, BATCHES = 3, RANKS = 4, PARTS = 3 * LAYERS * BATCHES + 2 * LAYERS };
 
 /* One rank: where it stands, what it works on, what it made. */
 typedef struct rank_job {
@@ -29,7 +29,7 @@ typedef struct rank_job {
     bool scheduled;
     epo_saved_mode saved;
     epo_status status;
-    uint64_t hash;
+    uint64_t hash, part[PARTS];
     char text[256];
     /* while it runs */
     cudaStream_t stream;
@@ -165,23 +165,42 @@ static uint64_t hash_device(uint64_t hash, const void *device, uint64_t bytes) {
     return hash;
 }
 
+/* One hash for each array: y, dx, dweights by batch and layer, then dw1 and dw2. */
 static void hash_rank(rank_job *j) {
     const ref_case *c = &j->c;
-    uint64_t hash = UINT64_C(0xcbf29ce484222325), rows = row_count(j) * test_size(c->type);
+    const uint64_t seed = UINT64_C(0xcbf29ce484222325);
+    const uint64_t rows = row_count(j) * test_size(c->type);
+    const uint64_t slots = (uint64_t)ref_tokens(c, j->rank) * (uint64_t)c->top_k * 4;
+    int n = 0;
     for (int b = 0; b < BATCHES; b++)
         for (int l = 0; l < LAYERS; l++) {
             const epo_step *s = &j->step[b][l];
-            hash = hash_device(hash, s->y, rows);
-            hash = hash_device(hash, s->dx, rows);
-            hash = hash_device(hash, s->dweights,
-                               (uint64_t)ref_tokens(c, j->rank) * (uint64_t)c->top_k * 4);
+            j->part[n++] = hash_device(seed, s->y, rows);
+            j->part[n++] = hash_device(seed, s->dx, rows);
+            j->part[n++] = hash_device(seed, s->dweights, slots);
         }
-    const uint64_t n = (uint64_t)(c->experts / c->ranks) * (uint64_t)(c->ffn * c->hidden);
+    const uint64_t w = (uint64_t)(c->experts / c->ranks) * (uint64_t)(c->ffn * c->hidden);
     for (int l = 0; l < LAYERS; l++) /* dw1, dw2 follow w1 and w2 */
         for (int i = 0; i < 2; i++)
-            hash = hash_device(hash, j->memory[2 + 2 * l + i],
-                               (i ? 1 : 2) * n * test_size(c->wgrad_type));
-    j->hash = hash;
+            j->part[n++] = hash_device(seed, j->memory[2 + 2 * l + i],
+                                       (uint64_t)(2 - i) * w * test_size(c->wgrad_type));
+    j->hash = seed;
+    for (int i = 0; i < n; i++)
+        j->hash = (j->hash ^ j->part[i]) * UINT64_C(0x100000001b3);
+}
+
+/* "y0.1 dx0.1 dw1.0": which arrays differ. */
+static void name_parts(const rank_job *a, const rank_job *b, char *text, size_t size) {
+    static const char *const names[] = {"y", "dx", "dweights"};
+    size_t used = strlen(text);
+    for (int i = 0; i < PARTS && used + 24 < size; i++) {
+        const int w = i - 3 * LAYERS * BATCHES;
+        if (a->part[i] == b->part[i])
+            continue;
+        used += (size_t)(w < 0 ? snprintf(text + used, size - used, " %s%d.%d", names[i % 3],
+                                          i / 3 / LAYERS, i / 3 % LAYERS)
+                               : snprintf(text + used, size - used, " dw%d.%d", 1 + w % 2, w / 2));
+    }
 }
 
 static void close_rank(rank_job *j) {
@@ -331,10 +350,28 @@ static void same_bits(const char *name, bool ok, const rank_job *a, const rank_j
                       char *text, size_t size) {
     for (int r = 0; r < n && ok; r++)
         if (a[r].hash != b[r].hash) {
-            snprintf(text, size, "rank %d: other bits than the plain run", r);
+            snprintf(text, size, "rank %d: other bits than the plain run:", r);
+            name_parts(&a[r], &b[r], text, size);
             ok = false;
         }
     test_result(name, ok, ok ? "the same bits" : text);
+}
+
+/* The plain run twice: what the others are compared with must not vary. */
+static void test_control(void) {
+    for (int i = 0; i < 6; i++) {
+        char name[96], text[256] = "";
+        rank_job first[2], second[2];
+        ref_case c = some_case(0x51 + (uint64_t)i, 2, i % 3 ? EPO_BF16 : EPO_F32);
+        for (int r = 0; r < 2; r++)
+            first[r] = second[r] = some_job(&c, r, i);
+        snprintf(name, sizeof name, "the plain run twice, %s %s", i % 2 ? "flex" : "alltoall",
+                 i / 2 == 0   ? "serial"
+                 : i / 2 == 1 ? "overlapped"
+                              : "delayed");
+        bool ok = run_world(first, 2, text, sizeof text) && run_world(second, 2, text, sizeof text);
+        same_bits(name, ok, first, second, 2, text, sizeof text);
+    }
 }
 
 static void test_schedule(void) {
@@ -441,7 +478,7 @@ static void *own_main(void *ctx) {
     rank_job *j = ctx;
     const ref_case *c = &j->c;
     epo_layer_config lc = EPO_LAYER_CONFIG_INIT;
-    epo_step *s = &j->step[0][0];
+    epo_step *s = &j->step[0][LAYERS - 1]; /* the one whose dy is given */
     epo_layer *layer = NULL;
     j->status = open_rank(j);
     lc.experts = c->experts;
@@ -451,7 +488,8 @@ static void *own_main(void *ctx) {
     lc.expert_wgrad = 1;
     lc.ctx = j;
     if (j->status == EPO_OK)
-        j->status = attention(j, 0, 0);
+        j->status = attention(j, 0, LAYERS - 1);
+    s->x = j->x[0];
     if (j->status == EPO_OK)
         j->status = j->engine->layer_create(j->group, &lc, &layer);
     if (j->status == EPO_OK)
@@ -656,7 +694,7 @@ static void clear(rank_job *j, void *device, uint64_t bytes) {
  * are NaN, and the error names rank 1. */
 static const char *go_alone(rank_job *j, bool backward) {
     const ref_case *c = &j->c;
-    epo_step *s = &j->step[0][0];
+    epo_step *s = &j->step[0][LAYERS - 1];
     const uint64_t rows = row_count(j) * test_size(c->type);
     const uint64_t n = (uint64_t)(c->experts / c->ranks) * (uint64_t)(c->ffn * c->hidden) *
                        test_size(c->wgrad_type);
@@ -682,21 +720,34 @@ static const char *go_alone(rank_job *j, bool backward) {
         return "dx or dweights is not NaN";
     (void)j->engine->group_wgrad_flush(j->group, j->stream);
     TEST_CUDA(cudaStreamSynchronize(j->stream));
-    return all_nan(j->memory[2], 2 * n) && all_nan(j->memory[3], n) ? NULL : "dw is not NaN";
+    void **dw = &j->memory[2 + 2 * (LAYERS - 1)];
+    return all_nan(dw[0], 2 * n) && all_nan(dw[1], n) ? NULL : "dw is not NaN";
 }
 
 static int late_process(late_board *b, int rank, bool backward, int how, int devices) {
     ref_case c = some_case(0x81, 2, EPO_BF16);
     rank_job j = some_job(&c, rank, how);
     const char *wrong = "opening failed";
+    epo_routing routing = EPO_ROUTING_INIT;
     j.device = rank % devices;
     j.config.rank = rank;
     j.config.ranks = 2;
     j.config.timeout_s = 2;
     epo_status status = open_rank(&j);
+    routing.tokens = ref_tokens(&c, rank);
+    routing.top_k = c.top_k;
+    routing.experts = j.experts[0];
+    routing.weights = j.weights[0];
+    /* Once together: every kernel is loaded, which a waiting stream would hold up. */
     if (status == EPO_OK)
-        status = attention(&j, 0, 0);
-    epo_step *s = &j.step[0][0];
+        status = run_plain(&j);
+    if (status == EPO_OK)
+        status = j.engine->group_wgrad_flush(j.group, j.stream);
+    epo_step *s = &j.step[0][LAYERS - 1];
+    if (status == EPO_OK)
+        status = j.engine->plan_create(j.buffer, &routing, j.stream, &j.plan[0][0]);
+    s->plan = j.plan[0][0];
+    s->x = j.x[0];
     if (status == EPO_OK && backward)
         status = j.engine->forward(s->layer, s->plan, s->x, s->y, &s->saved, j.stream);
     TEST_CUDA(cudaStreamSynchronize(j.stream));
@@ -746,8 +797,9 @@ int main(int argc, char **argv) {
         const char *name;
         void (*run)(void);
     } all[] = {{"late", test_late}, /* these two fork: first */
-               {"comm", test_comm}, {"groups", test_groups},     {"saved", test_saved},
-               {"own", test_own},   {"overflow", test_overflow}, {"schedule", test_schedule}};
+               {"comm", test_comm},      {"groups", test_groups},     {"saved", test_saved},
+               {"own", test_own},        {"overflow", test_overflow}, {"schedule", test_schedule},
+               {"control", test_control}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         bool asked = argc < 2;
         for (int a = 1; a < argc; a++)

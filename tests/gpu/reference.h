@@ -54,12 +54,13 @@ static inline int64_t ref_expert(const ref_case *c, int rank, int mb, int t, int
     }
 }
 
-/* With a capacity, few values: many slots weigh the same. */
+/* With a capacity, few values: many slots weigh the same.  None below 0: an expert that is
+ * named twice must not cancel itself. */
 static inline float ref_weight(const ref_case *c, int rank, int mb, int t, int k) {
     const float w = test_uniform(
         c->seed ^ 0x3333,
         (((uint64_t)mb * 31 + (uint64_t)rank) * 100003 + (uint64_t)t) * 64 + (uint64_t)k);
-    return c->capacity >= 0 ? (float)(int)(w * 4) / 4 : w;
+    return c->capacity >= 0 ? (float)(int)(fabsf(w) * 4 + 1) / 4 : w;
 }
 /* Does the slot stay within its expert's capacity? */
 static inline bool ref_kept(const ref_case *c, int rank, int mb, int t, int k) {

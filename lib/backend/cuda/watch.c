@@ -98,6 +98,7 @@ static void entry_drop(gpu_watch *w, size_t i) {
 static bool watch_scan(epo_backend *be, char *text, size_t size) {
     gpu_watch *w = be->watch;
     const double now = gpu_now();
+    const watch_entry *oldest = NULL; /* of those that expired: the others wait because of it */
     for (size_t i = 0; i < w->count;) {
         watch_entry *e = &w->entry[i];
         if (entry_done(e)) {
@@ -105,10 +106,8 @@ static bool watch_scan(epo_backend *be, char *text, size_t size) {
             continue;
         }
         const double age = now - e->since;
-        if (!w->poisoned && age > be->timeout_s) {
-            entry_describe(be, e, age, text, size);
-            return true;
-        }
+        if (!w->poisoned && age > be->timeout_s && (oldest == NULL || e->since < oldest->since))
+            oldest = e;
         if (!e->warned && age > be->warn_s) {
             e->warned = true;
             entry_describe(be, e, age, text, size);
@@ -116,7 +115,9 @@ static bool watch_scan(epo_backend *be, char *text, size_t size) {
         }
         i++;
     }
-    return false;
+    if (oldest != NULL)
+        entry_describe(be, oldest, now - oldest->since, text, size);
+    return oldest != NULL;
 }
 
 static void *watch_main(void *ctx) {
