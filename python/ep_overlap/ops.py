@@ -232,6 +232,21 @@ def _dispatch(plan: Plan, x: torch.Tensor, row_weights: Optional[torch.Tensor]) 
     return out
 
 
+def combine_weights(rows: torch.Tensor, row_dweights: Optional[torch.Tensor],
+                    plan: Plan) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+    """combine without a gradient of its own; row_dweights float32 [plan.rows] go back to [T, K]. [collective]"""
+    y, dweights, keep = plan.empty_tokens(), None, None
+    rows = _rows(plan, rows, "rows")
+    if row_dweights is not None:
+        dweights = torch.zeros(max(1, plan.tokens), plan.top_k, dtype=torch.float32, device=plan.group.device)
+        keep = _need(row_dweights, "row_dweights", (plan.rows,), torch.float32, plan.group.device)
+        if keep.numel() == 0:  # nothing to give, but the others count on the call
+            keep = torch.zeros(1, device=plan.group.device)
+    c.check(c.library().epo_combine(plan.handle, _pointer(rows), _pointer(y), _pointer(keep), _pointer(dweights),
+                                    plan.group.stream()))
+    return y, None if dweights is None else dweights[: plan.tokens]
+
+
 class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weights: Optional[torch.Tensor], plan: Plan) -> Any:
@@ -243,17 +258,8 @@ class _Dispatch(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, drows: torch.Tensor, drow_weights: torch.Tensor) -> Any:
-        plan = ctx.plan
-        dx, dweights, dr = plan.empty_tokens(), None, None
-        if ctx.weighted:
-            dweights = torch.empty(plan.tokens, plan.top_k, dtype=torch.float32, device=plan.group.device)
-            dr = _need(drow_weights, "gradient of row_weights", (plan.rows,), torch.float32, plan.group.device)
-        # A rank without rows has nothing to give but must say that it has weights.
-        keep = dr if dr is None or dr.numel() else torch.zeros(1, device=plan.group.device)
-        c.check(c.library().epo_combine(
-            plan.handle, _pointer(_rows(plan, drows, "gradient of rows")), _pointer(dx),
-            None if keep is None else keep.data_ptr(),
-            None if dweights is None else dweights.data_ptr(), plan.group.stream()))
+        given = drow_weights if ctx.weighted else None
+        dx, dweights = combine_weights(drows, given, ctx.plan)
         return dx, dweights, None
 
 

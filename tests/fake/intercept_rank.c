@@ -109,6 +109,7 @@ static void fill(int to, uint64_t call, uint64_t bytes) {
         at[i] = byte_of(rank, to, call, i);
     if (bytes > 0)
         MUST(copy(send_buffer.device + (size_t)to * MOST, (uintptr_t)at, bytes));
+    MUST(sync_stream(NULL)); /* a copy from the host returns before it has arrived */
 }
 
 static void check(int from, uint64_t call, uint64_t bytes) {
@@ -152,6 +153,7 @@ static void exchange(ncclComm_t c, cudaStream_t s, uint64_t call) {
         for (int p = 0; p < n && even > 0; p++)
             MUST(copy(send_buffer.device + (size_t)p * even,
                       (uintptr_t)send_buffer.host + (size_t)p * MOST, even));
+        MUST(sync_stream(NULL));
         MUST(ncclAlltoAll((void *)send_buffer.device, (void *)recv_buffer.device, even / 4, 7, c,
                           s));
         MUST(sync_stream(s));

@@ -292,6 +292,7 @@ static void fetch(const entry *e) {
     const ssize_t n = read(fd, copy, e->bytes);
     if (n > 0 && cuda_copy((uintptr_t)e->at, (uintptr_t)copy, (size_t)n) != 0)
         abort();
+    cuda_sync(NULL); /* a copy from the host returns before it has arrived */
     free(copy);
     close(fd);
     unlink(path);

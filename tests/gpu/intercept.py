@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An unmodified torch program with and without the interposer.
 
-    intercept.py LIBRARY [part[:n] ...]    parts: random graph mismatch abort time gemm (default: all);
+    intercept.py LIBRARY [part[:n] ...]    parts: random graph mismatch abort time gemm layer (default: all);
                                            :n takes the n-th of its cases alone
 
 Starts two ranks per case, plain and with LIBRARY preloaded, compares results to the bit with
@@ -210,6 +210,11 @@ def median(values):
 def part_time(sizes):
     """all_to_all_single, total MB per rank, even: median of single calls and of ten in a row."""
     r = Rank()
+    times(r, sizes)
+    r.dist.destroy_process_group()
+
+
+def times(r, sizes):
     torch, dist = r.torch, r.dist
     for mb in sizes:
         n = int(mb * MB) // 4
@@ -241,12 +246,12 @@ def part_time(sizes):
             remote = mb * MB * (r.ranks - 1) / r.ranks
             say(mb=mb, us=round(median(one), 1), us_of_ten=round(median(ten), 1),
                 gbs=round(remote / median(ten) / 1e3, 1))
-    dist.destroy_process_group()
 
 
 def part_gemm(mb):
     """20 exchanges beside 20 GEMMs of 8192 x 4096 x 4096."""
     r = Rank(high_priority=True)
+    times(r, [16, 64])
     torch, dist = r.torch, r.dist
     n = int(mb * MB) // 4
     x, y = torch.ones(n, device=r.device), torch.empty(n, device=r.device)
@@ -289,6 +294,100 @@ def part_gemm(mb):
             gbs_alone=round(remote / median(alone), 1),
             gemm_ms_beside=round(median([t[1] for t in both]), 2),
             gemm_ms_alone=round(median(plain), 2))
+    dist.destroy_process_group()
+
+
+def part_layer(steps):
+    """An eager MoE layer with all_to_all_single, as a program has it that knows nothing of us:
+    time of a step, of its all-to-alls, and the losses to the bit."""
+    r = Rank(high_priority=True)
+    torch, dist = r.torch, r.dist
+    torch.manual_seed(5 + r.rank)
+    tokens, hidden, ffn, experts, top_k = 4096, 2048, 768, 128, 8
+    local, bf16 = experts // r.ranks, torch.bfloat16
+    spans = []
+
+    class Exchange(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, send, recv):
+            ctx.split = (send, recv)
+            return Exchange.move(x, send, recv)
+
+        @staticmethod
+        def backward(ctx, g):
+            send, recv = ctx.split
+            return Exchange.move(g.contiguous(), recv, send), None, None
+
+        @staticmethod
+        def move(x, send, recv):
+            out = torch.empty(sum(recv), x.shape[1], dtype=x.dtype, device=x.device)
+            a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            a.record()
+            dist.all_to_all_single(out, x, recv, send)
+            b.record()
+            spans.append((a, b))
+            return out
+
+    gate = torch.randn(hidden, experts, device=r.device, dtype=bf16) * 0.02
+    w1 = (torch.randn(local, hidden, 2 * ffn, device=r.device, dtype=bf16) * hidden**-0.5).requires_grad_()
+    w2 = (torch.randn(local, ffn, hidden, device=r.device, dtype=bf16) * ffn**-0.5).requires_grad_()
+    x0 = torch.randn(tokens, hidden, device=r.device, dtype=bf16)
+
+    def step():
+        x = x0.detach().requires_grad_()
+        weights, chosen = torch.topk(torch.softmax((x0 @ gate).float(), 1), top_k)
+        flat = chosen.flatten()
+        order = torch.argsort(flat, stable=True)
+        counts = torch.bincount(flat, minlength=experts)
+        all_counts = torch.empty(r.ranks, experts, dtype=counts.dtype, device=r.device)
+        dist.all_gather_into_tensor(all_counts, counts)
+        table = all_counts.view(r.ranks, r.ranks, local).cpu()  # [from][to][expert]
+        send = table[r.rank].sum(1).tolist()
+        mine = table[:, r.rank]
+        recv = mine.sum(1).tolist()
+        rows = Exchange.apply(x[order // top_k], send, recv)
+        # source-major to expert-major, and back
+        label = torch.repeat_interleave(
+            torch.arange(local).repeat(r.ranks), mine.flatten()).to(r.device)
+        by_expert = torch.argsort(label, stable=True)
+        offsets = torch.cumsum(mine.sum(0), 0).to(torch.int32).to(r.device)
+        z = torch._grouped_mm(rows[by_expert], w1, offs=offsets)
+        a = torch.nn.functional.silu(z[:, :ffn]) * z[:, ffn:]
+        out = torch._grouped_mm(a, w2, offs=offsets)
+        back = torch.zeros_like(out).index_copy(0, by_expert, out)
+        home = Exchange.apply(back, recv, send)
+        scaled = home * weights.flatten()[order][:, None].to(bf16)
+        undone = torch.empty_like(order)
+        undone[order] = torch.arange(order.numel(), device=r.device)
+        y = scaled[undone].view(tokens, top_k, hidden).sum(1)
+        loss = (y.float() ** 2).mean()
+        loss.backward()
+        with torch.no_grad():
+            for w in (w1, w2):
+                w -= 0.1 * w.grad
+                w.grad = None
+        return loss.detach()
+
+    losses = [step() for _ in range(3)]
+    spans.clear()
+    times = []
+    for _ in range(steps):
+        dist.barrier()
+        torch.cuda.synchronize()
+        a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        a.record()
+        losses.append(step())
+        b.record()
+        torch.cuda.synchronize()
+        times.append(a.elapsed_time(b))
+    moved = [a.elapsed_time(b) for a, b in spans]
+    each = [sum(moved[4 * i : 4 * i + 4]) for i in range(steps)]
+    import struct
+
+    if r.rank == 0:
+        bits = [struct.pack("f", v.item()).hex() for v in losses]
+        say(step_ms=round(median(times), 3), alltoall_ms=round(median(each), 3), of=4,
+            loss=round(losses[-1].item(), 6), losses=" ".join(bits[:: max(1, len(bits) // 4)]))
     dist.destroy_process_group()
 
 
@@ -360,12 +459,13 @@ CASES = {
     "time": [("plain", [[0.25, 1, 2, 4, 8, 16, 64, 256]], 90, {}),
              ("accelerate", [[0.25, 1, 2, 4, 8, 16, 64, 256]], 90,
               {"EP_OVERLAP_INTERPOSE_LEAST": "1"})],
+    "layer": [("plain", [20], 60, {}), ("accelerate", [20], 60, {})],
     "gemm": [("plain", [64], 60, {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}),
              ("plain", [64], 60, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}),
              ("accelerate", [64], 60, {"CUDA_DEVICE_MAX_CONNECTIONS": "32"})],
 }
 PARTS = {"random": part_random, "graph": part_graph, "mismatch": part_mismatch,
-         "abort": part_abort, "time": part_time, "gemm": part_gemm}
+         "abort": part_abort, "time": part_time, "gemm": part_gemm, "layer": part_layer}
 
 
 def main():

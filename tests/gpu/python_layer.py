@@ -141,7 +141,7 @@ def rank_main():
                 raise SystemExit("a wrong dtype was accepted")
             except ValueError as e:
                 assert "x: found" in str(e), e
-        del y, y2, rows, plan
+        del y, y2, rows, row_weights, plan
         group.check()
         layer.close()
         group.close()

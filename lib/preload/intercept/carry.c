@@ -16,7 +16,7 @@
 typedef struct flow {
     size_t message; /* index in the group; == count: done */
     uint64_t at;
-    bool used;
+    int width; /* lanes in use; 0: nothing goes this way */
 } flow;
 
 typedef struct job {
@@ -59,6 +59,12 @@ static void flow_seek(const job *j, flow *f, int peer, bool send) {
         f->message++;
         f->at = 0;
     }
+}
+
+static void flow_widen(const channel *ch, flow *f, uint64_t bytes) {
+    const uint64_t pieces = (bytes + ch->slot_bytes - 1) / ch->slot_bytes;
+    const int width = pieces < CHANNEL_WIDTH ? (int)pieces : CHANNEL_WIDTH;
+    f->width = width > f->width ? width : f->width;
 }
 
 /* A set of streams that is free or already part of this capture. */
@@ -125,7 +131,7 @@ static ncclResult_t job_open(job *j, channel *ch, const message *messages, size_
         if (m->peer == ch->owner->rank)
             j->self = true;
         else
-            (m->send ? j->send : j->recv)[index_of(ch, m->peer)].used = true;
+            flow_widen(ch, &(m->send ? j->send : j->recv)[index_of(ch, m->peer)], m->bytes);
     }
     for (int i = 0; i < ch->count; i++) {
         flow_seek(j, &j->send[i], ch->peer[i].rank, true);
@@ -138,11 +144,12 @@ static ncclResult_t job_open(job *j, channel *ch, const message *messages, size_
 static ncclResult_t each_lane(job *j, ncclResult_t (*visit)(job *, cu_stream, cu_event)) {
     ncclResult_t r = ncclSuccess;
     channel *ch = j->ch;
-    for (int i = 0; i < ch->count && r == ncclSuccess; i++) {
-        if (j->send[i].used)
-            r = visit(j, j->lanes->send[i], ch->sent[i]);
-        if (j->recv[i].used && r == ncclSuccess)
-            r = visit(j, j->lanes->recv[i], ch->received[i]);
+    for (int k = 0; k < ch->count * CHANNEL_WIDTH && r == ncclSuccess; k++) {
+        const int i = k / CHANNEL_WIDTH, w = k % CHANNEL_WIDTH;
+        if (w < j->send[i].width)
+            r = visit(j, j->lanes->send[i][w], ch->sent[i][w]);
+        if (w < j->recv[i].width && r == ncclSuccess)
+            r = visit(j, j->lanes->recv[i][w], ch->received[i][w]);
     }
     return j->self && r == ncclSuccess ? visit(j, j->lanes->self, ch->copied) : r;
 }
@@ -202,13 +209,25 @@ static uint64_t piece_bytes(const channel *ch, const message *m, uint64_t at) {
     return m->bytes - at < ch->slot_bytes ? m->bytes - at : ch->slot_bytes;
 }
 
+/* A copy inside this GPU.  Plain ones are made by a kernel, which waits for its turn behind
+ * a GEMM; the hint leaves them to a copy engine.  Graphs take plain ones only. */
+static cu_result copy_here(job *j, cu_pointer to, cu_pointer from, size_t bytes, cu_stream lane) {
+    const cuda_driver *cu = j->ch->cu;
+    cu_copy_attributes attributes = {.order = CU_SOURCE_IN_ORDER, .flags = CU_OVERLAP};
+    size_t first = 0;
+    if (cu->copy_batch != NULL && !j->captured &&
+        cu->copy_batch(&to, &from, &bytes, 1, &attributes, &first, 1, lane) == 0)
+        return 0;
+    return cu->copy(to, from, bytes, lane);
+}
+
 static ncclResult_t send_piece(job *j, int i) {
     channel *ch = j->ch;
     flow *f = &j->send[i];
     const message *m = &j->messages[f->message];
     const uint64_t slot = f->at / ch->slot_bytes % ch->slots, n = piece_bytes(ch, m, f->at);
     const cu_pointer word = word_of(ch, ch->agree.me, i, slot);
-    const cu_stream lane = j->lanes->send[i];
+    const cu_stream lane = j->lanes->send[i][slot % CHANNEL_WIDTH];
     TRY(ch, ch->cu->wait_value(lane, word, 0, CU_WAIT_EQUAL));
     TRY(ch, ch->cu->copy(ch->peer[i].window + slot_offset(ch, ch->agree.me, i, slot),
                          (cu_pointer)m->source + f->at, n, lane));
@@ -224,10 +243,10 @@ static ncclResult_t recv_piece(job *j, int i) {
     const message *m = &j->messages[f->message];
     const uint64_t slot = f->at / ch->slot_bytes % ch->slots, n = piece_bytes(ch, m, f->at);
     const cu_pointer word = word_of(ch, i, ch->agree.me, slot);
-    const cu_stream lane = j->lanes->recv[i];
+    const cu_stream lane = j->lanes->recv[i][slot % CHANNEL_WIDTH];
     TRY(ch, ch->cu->wait_value(lane, word, 1, CU_WAIT_EQUAL));
-    TRY(ch, ch->cu->copy((cu_pointer)m->target + f->at,
-                         ch->window + slot_offset(ch, i, ch->agree.me, slot), n, lane));
+    TRY(ch, copy_here(j, (cu_pointer)m->target + f->at,
+                      ch->window + slot_offset(ch, i, ch->agree.me, slot), n, lane));
     TRY(ch, ch->cu->write_value(lane, word, 0, 0));
     f->at += n;
     flow_seek(j, f, ch->peer[i].rank, false);
@@ -242,14 +261,14 @@ static ncclResult_t move_all(job *j) {
         more = first;
         for (int k = 1; k < n && r == ncclSuccess; k++) {
             const int i = (me + k) % n;
-            if (!j->send[i].used || j->send[i].message == j->count)
+            if (j->send[i].width == 0 || j->send[i].message == j->count)
                 continue;
             r = send_piece(j, i);
             more = true;
         }
         for (int k = 1; k < n && r == ncclSuccess && !first; k++) {
             const int i = (me + n - k) % n;
-            if (!j->recv[i].used || j->recv[i].message == j->count)
+            if (j->recv[i].width == 0 || j->recv[i].message == j->count)
                 continue;
             r = recv_piece(j, i);
             more = true;
@@ -258,7 +277,8 @@ static ncclResult_t move_all(job *j) {
     return r;
 }
 
-/* The k-th message to oneself is the k-th from oneself (group.c has seen to it). */
+/* The k-th message to oneself is the k-th from oneself (group.c has seen to it).  Not on the
+ * program's stream: the default one takes no copy of the kind wanted. */
 static ncclResult_t move_self(job *j) {
     const int rank = j->ch->owner->rank;
     size_t r = 0;
@@ -270,8 +290,8 @@ static ncclResult_t move_self(job *j) {
             to = &j->messages[++r];
         r++;
         if (to->target != from->source)
-            TRY(j->ch, j->ch->cu->copy((cu_pointer)to->target, (cu_pointer)from->source,
-                                       from->bytes, j->lanes->self));
+            TRY(j->ch, copy_here(j, (cu_pointer)to->target, (cu_pointer)from->source, from->bytes,
+                                 j->lanes->self));
     }
     return ncclSuccess;
 }

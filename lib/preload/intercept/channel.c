@@ -49,22 +49,24 @@ bool channel_lanes(channel *ch, lanes *l) {
     bool ok = cu->stream_create(&l->self, CU_STREAM_NON_BLOCKING_, most) == 0;
     for (int i = 0; i < ch->count && ok; i++)
         if (channel_has(ch, i))
-            ok = cu->stream_create(&l->send[i], CU_STREAM_NON_BLOCKING_, most) == 0 &&
-                 cu->stream_create(&l->recv[i], CU_STREAM_NON_BLOCKING_, most) == 0;
+            for (int w = 0; w < CHANNEL_WIDTH && ok; w++)
+                ok = cu->stream_create(&l->send[i][w], CU_STREAM_NON_BLOCKING_, most) == 0 &&
+                     cu->stream_create(&l->recv[i][w], CU_STREAM_NON_BLOCKING_, most) == 0;
     if (!ok)
         channel_lanes_free(ch, l);
     return ok;
 }
 
 void channel_lanes_free(channel *ch, lanes *l) {
-    for (int i = 0; i < AGREE_RANKS; i++) {
-        if (l->send[i] != NULL)
-            (void)ch->cu->stream_destroy(l->send[i]);
-        if (l->recv[i] != NULL)
-            (void)ch->cu->stream_destroy(l->recv[i]);
-    }
     if (l->self != NULL)
         (void)ch->cu->stream_destroy(l->self);
+    for (int i = 0; i < AGREE_RANKS; i++)
+        for (int w = 0; w < CHANNEL_WIDTH; w++) {
+            if (l->send[i][w] != NULL)
+                (void)ch->cu->stream_destroy(l->send[i][w]);
+            if (l->recv[i][w] != NULL)
+                (void)ch->cu->stream_destroy(l->recv[i][w]);
+        }
     struct lanes *next = l->next;
     memset(l, 0, sizeof *l);
     l->next = next;
@@ -77,8 +79,9 @@ static bool events_make(channel *ch) {
               cu->event_create(&ch->copied, CU_EVENT_NO_TIMING) == 0;
     for (int i = 0; i < ch->count && ok; i++)
         if (channel_has(ch, i))
-            ok = cu->event_create(&ch->sent[i], CU_EVENT_NO_TIMING) == 0 &&
-                 cu->event_create(&ch->received[i], CU_EVENT_NO_TIMING) == 0;
+            for (int w = 0; w < CHANNEL_WIDTH && ok; w++)
+                ok = cu->event_create(&ch->sent[i][w], CU_EVENT_NO_TIMING) == 0 &&
+                     cu->event_create(&ch->received[i][w], CU_EVENT_NO_TIMING) == 0;
     return ok;
 }
 
@@ -87,12 +90,13 @@ static void events_free(channel *ch) {
     for (int i = 0; i < 3; i++)
         if (*single[i] != NULL)
             (void)ch->cu->event_destroy(*single[i]);
-    for (int i = 0; i < AGREE_RANKS; i++) {
-        if (ch->sent[i] != NULL)
-            (void)ch->cu->event_destroy(ch->sent[i]);
-        if (ch->received[i] != NULL)
-            (void)ch->cu->event_destroy(ch->received[i]);
-    }
+    for (int i = 0; i < AGREE_RANKS; i++)
+        for (int w = 0; w < CHANNEL_WIDTH; w++) {
+            if (ch->sent[i][w] != NULL)
+                (void)ch->cu->event_destroy(ch->sent[i][w]);
+            if (ch->received[i][w] != NULL)
+                (void)ch->cu->event_destroy(ch->received[i][w]);
+        }
 }
 
 /* ---- release ---- */
@@ -330,11 +334,15 @@ void channel_settle(comm *c, channel *ch, bool made) {
 
 /* ---- closing ---- */
 
+static bool stream_busy(const channel *ch, cu_stream s) {
+    return s != NULL && ch->cu->stream_query(s) == CU_NOT_READY;
+}
+
 static bool lanes_busy(const channel *ch, const lanes *l) {
-    bool busy = l->self != NULL && ch->cu->stream_query(l->self) == CU_NOT_READY;
-    for (int i = 0; i < ch->count && !busy; i++)
-        busy = (l->send[i] != NULL && ch->cu->stream_query(l->send[i]) == CU_NOT_READY) ||
-               (l->recv[i] != NULL && ch->cu->stream_query(l->recv[i]) == CU_NOT_READY);
+    bool busy = stream_busy(ch, l->self);
+    for (int i = 0; i < ch->count; i++)
+        for (int w = 0; w < CHANNEL_WIDTH && !busy; w++)
+            busy = stream_busy(ch, l->send[i][w]) || stream_busy(ch, l->recv[i][w]);
     return busy;
 }
 

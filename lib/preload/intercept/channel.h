@@ -14,9 +14,13 @@
 
 #include "preload/intercept/agree.h"
 
+/* Streams side by side for one direction of one peer: slot s goes by number s % width, so
+ * that one piece is under way while the next one's word is written or waited for. */
+#define CHANNEL_WIDTH 2
+
 typedef struct lanes {
     struct lanes *next; /* further sets: captures that overlap */
-    cu_stream send[AGREE_RANKS], recv[AGREE_RANKS], self;
+    cu_stream send[AGREE_RANKS][CHANNEL_WIDTH], recv[AGREE_RANKS][CHANNEL_WIDTH], self;
     uint64_t capture; /* id of the capture that uses them; 0: none yet */
     cu_stream probe;  /* one that took part in it */
 } lanes;
@@ -41,7 +45,8 @@ struct channel {
     bool registered, whole, captured;
     channel_peer peer[AGREE_RANKS];
     lanes eager, *capturing;
-    cu_event reached, join, sent[AGREE_RANKS], received[AGREE_RANKS], copied;
+    cu_event reached, join, copied;
+    cu_event sent[AGREE_RANKS][CHANNEL_WIDTH], received[AGREE_RANKS][CHANNEL_WIDTH];
     atomic_bool aborted, stop;
     bool releasing;
     pthread_t releaser;

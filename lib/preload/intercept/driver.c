@@ -34,6 +34,9 @@ static void find_all(void *handle) {
         memcpy(&context.table.member, &f_, sizeof f_);                                             \
     }
     EPO_DRIVER_FUNCTIONS(DRIVER_FIND)
+    const char *const missing = context.missing;
+    EPO_DRIVER_NEWER(DRIVER_FIND)
+    context.missing = missing;
 #undef DRIVER_FIND
 }
 

@@ -20,7 +20,14 @@ typedef struct {
     unsigned char byte[64];
 } cu_ipc_handle;
 
+typedef struct {
+    int order, hints[4];
+    unsigned flags;
+} cu_copy_attributes;
+
 enum {
+    CU_SOURCE_IN_ORDER = 1,
+    CU_OVERLAP = 1,
     CU_NOT_READY = 600,
     CU_STREAM_NON_BLOCKING_ = 1,
     CU_EVENT_NO_TIMING = 2,
@@ -67,9 +74,16 @@ enum {
       (cu_stream, int *, uint64_t *, cu_graph *, const void **, size_t *))                         \
     X(graph_destroy, "cuGraphDestroy", (cu_graph))
 
+/* What older drivers lack: NULL there. */
+#define EPO_DRIVER_NEWER(X)                                                                        \
+    X(copy_batch, "cuMemcpyBatchAsync_v2",                                                         \
+      (cu_pointer *, cu_pointer *, size_t *, size_t, cu_copy_attributes *, size_t *, size_t,       \
+       cu_stream))
+
 typedef struct cuda_driver {
 #define EPO_DRIVER_MEMBER(member, symbol, parameters) cu_result(*member) parameters;
     EPO_DRIVER_FUNCTIONS(EPO_DRIVER_MEMBER)
+    EPO_DRIVER_NEWER(EPO_DRIVER_MEMBER)
 #undef EPO_DRIVER_MEMBER
 } cuda_driver;
 

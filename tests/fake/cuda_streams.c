@@ -1,0 +1,396 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cuda_streams.c - a stand-in for libcuda, for tests on machines without a GPU: streams are
+ * threads that work off a list, memory is shared memory, captured operations are called
+ * again when their graph is launched.  It is no model of a GPU's speed or concurrency.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+typedef struct event {
+    atomic_int *last;           /* set when the latest record is reached; NULL: never recorded */
+    struct stream *captured_on; /* recorded there while it was captured */
+} event;
+
+typedef enum kind { COPY, WAIT, WRITE, RECORD, AFTER } kind;
+
+typedef struct operation {
+    struct operation *next;
+    kind kind;
+    void *to;
+    const void *from;
+    size_t count;
+    uint32_t value;
+    event *event;
+    atomic_int *mark;
+    struct stream *stream;
+} operation;
+
+typedef struct graph {
+    operation *first, **last;
+} graph;
+
+typedef struct stream {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    operation *first, **last;
+    int busy, stop;
+    graph *capture;
+} stream;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static stream *default_stream;
+static int context_object;
+
+static void nap(void) {
+    const struct timespec t = {0, 20000};
+    nanosleep(&t, NULL);
+}
+
+static void run(operation *o) {
+    switch (o->kind) {
+    case COPY: memmove(o->to, o->from, o->count); break;
+    case WRITE: atomic_store((atomic_uint *)o->to, o->value); break;
+    case WAIT:
+        while (atomic_load((atomic_uint *)o->to) != o->value)
+            nap();
+        break;
+    case RECORD: atomic_store(o->mark, 1); break;
+    case AFTER:
+        while (o->mark != NULL && !atomic_load(o->mark))
+            nap();
+        break;
+    }
+}
+
+static void *work(void *argument) {
+    stream *s = argument;
+    pthread_mutex_lock(&s->lock);
+    for (;;) {
+        while (s->first == NULL && !s->stop)
+            pthread_cond_wait(&s->wake, &s->lock);
+        operation *o = s->first;
+        if (o == NULL)
+            break;
+        s->first = o->next;
+        if (s->first == NULL)
+            s->last = &s->first;
+        s->busy = 1;
+        pthread_mutex_unlock(&s->lock);
+        run(o);
+        free(o);
+        pthread_mutex_lock(&s->lock);
+        s->busy = 0;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+static stream *stream_new(void) {
+    stream *s = calloc(1, sizeof *s);
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->wake, NULL);
+    s->last = &s->first;
+    pthread_create(&s->thread, NULL, work, s);
+    return s;
+}
+
+static stream *stream_of(stream *s) {
+    pthread_mutex_lock(&lock);
+    if (s == NULL && default_stream == NULL)
+        default_stream = stream_new();
+    s = s == NULL ? default_stream : s;
+    pthread_mutex_unlock(&lock);
+    return s;
+}
+
+static int put(stream *s, operation o) {
+    operation *copy = malloc(sizeof *copy);
+    s = stream_of(s);
+    *copy = o;
+    copy->next = NULL;
+    copy->stream = s;
+    if (s->capture != NULL) {
+        *s->capture->last = copy;
+        s->capture->last = &copy->next;
+        return 0;
+    }
+    pthread_mutex_lock(&s->lock);
+    *s->last = copy;
+    s->last = &copy->next;
+    pthread_cond_signal(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+    return 0;
+}
+
+/* ---- memory ---- */
+
+typedef struct handle {
+    char name[48];
+    uint64_t size;
+} handle;
+
+#define BLOCKS 256
+static struct {
+    void *at;
+    handle handle;
+} blocks[BLOCKS];
+
+EXPORT int cuMemAlloc_v2(uintptr_t *out, size_t size) {
+    static atomic_int number;
+    handle h = {.size = size};
+    const char *unique = getenv("UNIQUE");
+    snprintf(h.name, sizeof h.name, "/dev/shm/ep-fake-%.16s-%d-%d", unique != NULL ? unique : "",
+             (int)getpid(), atomic_fetch_add(&number, 1));
+    int fd = open(h.name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    void *p = MAP_FAILED;
+    if (fd >= 0 && posix_fallocate(fd, 0, (off_t)size) == 0)
+        p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (fd >= 0)
+        close(fd);
+    if (p == MAP_FAILED)
+        return 2;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < BLOCKS; i++)
+        if (blocks[i].at == NULL) {
+            blocks[i].at = p;
+            blocks[i].handle = h;
+            break;
+        }
+    pthread_mutex_unlock(&lock);
+    *out = (uintptr_t)p;
+    return 0;
+}
+
+static int block_of(uintptr_t p) {
+    for (int i = 0; i < BLOCKS; i++)
+        if (blocks[i].at == (void *)p)
+            return i;
+    return -1;
+}
+
+EXPORT int cuMemFree_v2(uintptr_t p) {
+    const int i = block_of(p);
+    if (i < 0)
+        return 1;
+    unlink(blocks[i].handle.name);
+    munmap(blocks[i].at, blocks[i].handle.size);
+    blocks[i].at = NULL;
+    return 0;
+}
+
+typedef struct {
+    unsigned char byte[64];
+} ipc;
+
+EXPORT int cuIpcGetMemHandle(ipc *out, uintptr_t p) {
+    const int i = block_of(p);
+    if (i < 0)
+        return 1;
+    memcpy(out, &blocks[i].handle, sizeof(handle));
+    return 0;
+}
+
+/* FAKE_CUDA_NO_P2P=N: process number N cannot open anybody's memory. */
+EXPORT int cuIpcOpenMemHandle_v2(uintptr_t *out, ipc in, unsigned flags) {
+    handle h;
+    const char *rank = getenv("RANK"), *without = getenv("FAKE_CUDA_NO_P2P");
+    (void)flags;
+    if (rank != NULL && without != NULL && strcmp(rank, without) == 0)
+        return 217;
+    memcpy(&h, &in, sizeof h);
+    int fd = open(h.name, O_RDWR | O_CLOEXEC);
+    void *p = fd >= 0 ? mmap(NULL, h.size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+    if (fd >= 0)
+        close(fd);
+    *out = (uintptr_t)p;
+    return p == MAP_FAILED ? 1 : 0;
+}
+
+EXPORT int cuIpcCloseMemHandle(uintptr_t p) {
+    (void)p; /* (its size is not known here) */
+    return 0;
+}
+EXPORT int cuMemHostRegister_v2(void *p, size_t size, unsigned flags) {
+    (void)p, (void)size, (void)flags;
+    return 0;
+}
+EXPORT int cuMemHostUnregister(void *p) {
+    (void)p;
+    return 0;
+}
+EXPORT int cuMemHostGetDevicePointer_v2(uintptr_t *out, void *p, unsigned flags) {
+    (void)flags;
+    *out = (uintptr_t)p;
+    return 0;
+}
+
+/* ---- context ---- */
+
+EXPORT int cuDriverGetVersion(int *version) {
+    *version = 12040;
+    return 0;
+}
+EXPORT int cuGetErrorName(int r, const char **name) {
+    (void)r;
+    *name = "CUDA_ERROR_FAKE";
+    return 0;
+}
+EXPORT int cuCtxGetCurrent(void **out) {
+    *out = &context_object;
+    return 0;
+}
+EXPORT int cuCtxPushCurrent_v2(void *c) { return c == &context_object ? 0 : 201; }
+EXPORT int cuCtxPopCurrent_v2(void **c) { return cuCtxGetCurrent(c); }
+EXPORT int cuCtxGetStreamPriorityRange(int *least, int *most) {
+    *least = 0;
+    *most = -5;
+    return 0;
+}
+
+/* ---- streams and events ---- */
+
+EXPORT int cuStreamCreateWithPriority(stream **out, unsigned flags, int priority) {
+    (void)flags, (void)priority;
+    *out = stream_new();
+    return 0;
+}
+EXPORT int cuStreamDestroy_v2(stream *s) {
+    pthread_mutex_lock(&s->lock);
+    s->stop = 1;
+    pthread_cond_signal(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+    pthread_join(s->thread, NULL);
+    free(s);
+    return 0;
+}
+EXPORT int cuStreamQuery(stream *s) {
+    s = stream_of(s);
+    pthread_mutex_lock(&s->lock);
+    const int busy = s->busy || s->first != NULL;
+    pthread_mutex_unlock(&s->lock);
+    return busy ? 600 : 0;
+}
+EXPORT int cuStreamSynchronize(stream *s) {
+    while (cuStreamQuery(s) == 600)
+        nap();
+    return 0;
+}
+EXPORT int cuMemcpyAsync(uintptr_t to, uintptr_t from, size_t count, stream *s) {
+    return put(
+        s, (operation){.kind = COPY, .to = (void *)to, .from = (const void *)from, .count = count});
+}
+typedef struct attributes {
+    int order, hints[4];
+    unsigned flags;
+} attributes;
+EXPORT int cuMemcpyBatchAsync_v2(uintptr_t *to, uintptr_t *from, size_t *bytes, size_t count,
+                                 attributes *a, size_t *first, size_t kinds, stream *s) {
+    if (s == NULL || count != 1 || kinds != 1 || *first != 0 || a->order != 1 || a->flags != 1 ||
+        s->capture != NULL)
+        return 1; /* as libcuda: not on the default stream, not in a graph */
+    return cuMemcpyAsync(*to, *from, *bytes, s);
+}
+EXPORT int cuMemcpy(uintptr_t to, uintptr_t from, size_t count) {
+    memcpy((void *)to, (const void *)from, count);
+    return 0;
+}
+EXPORT int cuStreamWaitValue32_v2(stream *s, uintptr_t at, uint32_t value, unsigned flags) {
+    if (flags != 1)
+        return 1;
+    return put(s, (operation){.kind = WAIT, .to = (void *)at, .value = value});
+}
+EXPORT int cuStreamWriteValue32_v2(stream *s, uintptr_t at, uint32_t value, unsigned flags) {
+    (void)flags;
+    return put(s, (operation){.kind = WRITE, .to = (void *)at, .value = value});
+}
+EXPORT int cuEventCreate(event **out, unsigned flags) {
+    (void)flags;
+    *out = calloc(1, sizeof **out);
+    return 0;
+}
+EXPORT int cuEventDestroy_v2(event *e) {
+    (void)e; /* a list may still hold it */
+    return 0;
+}
+EXPORT int cuEventRecordWithFlags(event *e, stream *s, unsigned flags) {
+    s = stream_of(s);
+    if (flags == 0)
+        e->captured_on = s->capture != NULL ? s : NULL;
+    if (s->capture == NULL)
+        e->last = calloc(1, sizeof *e->last); /* never freed: somebody may look */
+    return put(s, (operation){.kind = RECORD, .event = e, .mark = e->last});
+}
+EXPORT int cuEventRecord(event *e, stream *s) { return cuEventRecordWithFlags(e, s, 0); }
+EXPORT int cuStreamWaitEvent(stream *s, event *e, unsigned flags) {
+    s = stream_of(s);
+    if (flags == 0 && e->captured_on != NULL && e->captured_on->capture != NULL)
+        s->capture = e->captured_on->capture; /* joins */
+    return put(s, (operation){.kind = AFTER, .event = e, .mark = e->last});
+}
+
+/* ---- capture ---- */
+
+EXPORT int cuThreadExchangeStreamCaptureMode(int *mode) {
+    *mode = 0;
+    return 0;
+}
+EXPORT int cuStreamIsCapturing(stream *s, int *status) {
+    *status = stream_of(s)->capture != NULL;
+    return 0;
+}
+EXPORT int cuStreamGetCaptureInfo_v2(stream *s, int *status, uint64_t *id, void **g,
+                                     const void ***deps, size_t *count) {
+    (void)g, (void)deps, (void)count;
+    s = stream_of(s);
+    *status = s->capture != NULL;
+    *id = (uint64_t)(uintptr_t)s->capture;
+    return 0;
+}
+EXPORT int cuStreamBeginCapture_v2(stream *s, int mode) {
+    (void)mode;
+    graph *g = calloc(1, sizeof *g);
+    g->last = &g->first;
+    stream_of(s)->capture = g;
+    return 0;
+}
+EXPORT int cuStreamEndCapture(stream *s, graph **out) {
+    s = stream_of(s);
+    *out = s->capture;
+    for (operation *o = s->capture->first; o != NULL; o = o->next)
+        o->stream->capture = NULL;
+    s->capture = NULL;
+    return 0;
+}
+EXPORT int cuGraphLaunch(graph *g, stream *s) {
+    (void)s; /* the stream that was captured, in these tests */
+    for (operation *o = g->first; o != NULL; o = o->next) {
+        operation again = *o;
+        if (o->kind == RECORD)
+            again.mark = o->event->last = calloc(1, sizeof *again.mark);
+        if (o->kind == AFTER)
+            again.mark = o->event->last;
+        put(o->stream, again);
+    }
+    return 0;
+}
+EXPORT int cuGraphDestroy(graph *g) {
+    for (operation *o = g->first, *next; o != NULL; o = next) {
+        next = o->next;
+        free(o);
+    }
+    free(g);
+    return 0;
+}
