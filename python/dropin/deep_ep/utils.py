@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events as DeepEP names them."""
+from __future__ import annotations
+
+from typing import Any, Optional, Tuple
+
+import torch
+
+
+class EventHandle:
+    """What the current stream has reached when this was made."""
+
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event()
+        self._event.record(torch.cuda.current_stream())
+
+    def current_stream_wait(self) -> None:
+        torch.cuda.current_stream().wait_event(self._event)
+
+
+class EventOverlap:
+    """An EventHandle, or None, and tensors that must live until it is reached."""
+
+    def __init__(self, event: Optional[EventHandle] = None, extra_tensors: Optional[Tuple[torch.Tensor, ...]] = None) -> None:
+        self.event = event
+        self.extra_tensors = extra_tensors
+
+    def current_stream_wait(self) -> None:
+        if self.event is None:
+            raise RuntimeError("EventOverlap.current_stream_wait: there is no event (async_finish was not asked for)")
+        self.event.current_stream_wait()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.event is not None:
+            self.event.current_stream_wait()
+
+
+__all__ = ["EventHandle", "EventOverlap"]
