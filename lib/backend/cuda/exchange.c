@@ -335,6 +335,7 @@ static epo_status copy(epo_queue *q, const epo_exchange *x, const epo_deps *deps
     if (status != EPO_OK || packed || !second)
         return status;
     status = keep(q, x, beside, phase);
+    gpu_staging_ahead(q);
     if (status == EPO_OK)
         status =
             gpu_flag_write(q, beside, x->window, GPU_FLAG_SELF, x->flag_offset, x->epoch, phase);
@@ -363,18 +364,26 @@ static epo_status pairs(epo_queue *q, const epo_exchange *x, const epo_deps *dep
     return status;
 }
 
-/* One part, between gpu_op_begin and gpu_op_end. */
+/* One part, between gpu_op_begin and gpu_op_end.  Who waits for a pass's last part waits
+ * for all: where it is told of on the queue itself, own rows of earlier parts, which go
+ * beside, must be there. */
 static epo_status exchange_part(epo_queue *q, const epo_exchange *x, const epo_deps *deps,
                                 bool stale) {
+    const bool stores = q->be->one_sided && (by_kernel(q, x) || (thin(q, x) && few_launches(x)));
+    epo_status status = EPO_OK;
+    if (stores || x->nsend == 0 || !second_stream(q, x))
+        status = gpu_staging_settle(q, deps->name);
+    if (status != EPO_OK)
+        return status;
     if (q->be->one_sided && x->nsend == 0)
         return gpu_flag_write(q, q->stream, x->window, GPU_FLAG_ALL, x->flag_offset, x->epoch,
                               deps->name);
-    if (q->be->one_sided && (by_kernel(q, x) || (thin(q, x) && few_launches(x))))
+    if (stores)
         return few_launches(x) ? push_few(q, x, deps->name) : push(q, x, deps->name);
     const char **from = calloc((size_t)x->nsend + 1, sizeof *from);
     if (from == NULL)
         return epo_fail(EPO_E_NOMEM, "rank %d: no memory for %d segments", q->be->rank, x->nsend);
-    epo_status status = q->be->one_sided ? copy(q, x, deps, stale, from) : pairs(q, x, deps, from);
+    status = q->be->one_sided ? copy(q, x, deps, stale, from) : pairs(q, x, deps, from);
     q->stale = false; /* what follows without waits need not join again */
     free(from);
     return status;

@@ -303,7 +303,9 @@ epo_status gpu_staging_take(epo_queue *q, uint64_t bytes, char **out);
 epo_status gpu_staging_packed(epo_queue *q, const char *phase);
 /* The queue has read the room taken last. */
 epo_status gpu_staging_copied(epo_queue *q, const char *phase);
-/* As packed, for own rows; nothing without a second stream. */
+/* The second stream moves own rows, which the queue does not wait for. */
+void gpu_staging_ahead(epo_queue *q);
+/* As packed, for own rows; nothing where none are on their way. */
 epo_status gpu_staging_settle(epo_queue *q, const char *phase);
 void gpu_staging_free(epo_queue *q);
 

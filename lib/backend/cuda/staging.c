@@ -29,6 +29,7 @@ struct gpu_staging {
     uint64_t size, cursor;
     stage_region region[STAGE_REGIONS];
     int next;
+    bool ahead; /* own rows are on their way here that the queue has not waited for */
 };
 
 static epo_status staging_open(epo_queue *q) {
@@ -141,6 +142,7 @@ epo_status gpu_staging_packed(epo_queue *q, const char *phase) {
     gpu_staging *s = q->staging;
     GPU_TRY(q->be, phase, cudaEventRecord(s->packed, s->stream));
     GPU_TRY(q->be, phase, cudaStreamWaitEvent(q->stream, s->packed, 0));
+    s->ahead = false;
     return EPO_OK;
 }
 
@@ -151,11 +153,14 @@ epo_status gpu_staging_copied(epo_queue *q, const char *phase) {
     return EPO_OK;
 }
 
+void gpu_staging_ahead(epo_queue *q) { q->staging->ahead = true; }
+
 epo_status gpu_staging_settle(epo_queue *q, const char *phase) {
     gpu_staging *s = q->staging;
-    if (s == NULL)
+    if (s == NULL || !s->ahead)
         return EPO_OK;
     GPU_TRY(q->be, phase, cudaEventRecord(s->own, s->stream));
     GPU_TRY(q->be, phase, cudaStreamWaitEvent(q->stream, s->own, 0));
+    s->ahead = false;
     return EPO_OK;
 }
