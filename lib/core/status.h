@@ -26,8 +26,8 @@ void epo_fail_clear(void);
 /* "EPO_E_ARG"; never NULL. */
 const char *epo_fail_name(epo_status status);
 
-#ifdef EPO_ANALYZER /* tests/lint/analyze.sh: a failure is not EPO_OK, which no analyzer can see   \
-                     */
+/* tests/lint/analyze.sh: a failure is not EPO_OK, which no analyzer can see. */
+#ifdef EPO_ANALYZER
 #define epo_fail(status, ...) ((void)(epo_fail)((status), __VA_ARGS__), (status))
 #endif
 

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -62,6 +63,15 @@ static epo_status sniff(epo_lines *l) {
 
 const char *epo_lines_name(const char *path) {
     return strcmp(path, "-") == 0 ? "standard input" : path;
+}
+
+epo_status epo_lines_fail(epo_status status, const char *path) {
+    char text[EPO_ERROR_MAX];
+    const char *name = epo_lines_name(path);
+    if (status == EPO_OK || strncmp(epo_fail_text(), name, strlen(name)) == 0)
+        return status;
+    snprintf(text, sizeof text, "%s", epo_fail_text());
+    return epo_fail(status, "%s: %s", name, text);
 }
 
 epo_status epo_lines_open(const char *path, const char *name, epo_progress *progress, void *context,

@@ -20,6 +20,8 @@ typedef void epo_progress(void *context, uint64_t done, uint64_t total);
 
 /* What messages call a path: "-" is standard input. */
 const char *epo_lines_name(const char *path);
+/* Puts the path's name before the failure's line, unless it stands there; gives `status`. */
+epo_status epo_lines_fail(epo_status status, const char *path);
 /* A folder, or a file whose first bytes hold a zero, is refused: the error line names
  * `name` and the byte. */
 epo_status epo_lines_open(const char *path, const char *name, epo_progress *progress, void *context,

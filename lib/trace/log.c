@@ -391,7 +391,7 @@ epo_status epo_log_read(const char *path, epo_progress *progress, void *progress
     epo_lines_close(lines);
     if (status != EPO_OK) {
         epo_log_destroy(log);
-        return status;
+        return epo_lines_fail(status, path);
     }
     epo_log_finish(log);
     *out = log;

@@ -525,7 +525,7 @@ epo_status epo_profile_read(const char *path, const epo_profile_options *options
                             epo_profile **out) {
     char head[16] = "";
     if (strcmp(path, "-") == 0)
-        return epo_profile_read_chrome(path, options, out);
+        return epo_lines_fail(epo_profile_read_chrome(path, options, out), path);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t n = fd < 0 ? -1 : read(fd, head, sizeof head);
     int error = errno;
@@ -536,7 +536,7 @@ epo_status epo_profile_read(const char *path, const epo_profile_options *options
     if (n == 0)
         return epo_fail(EPO_E_ARG, "%s: is empty", path);
     if (n >= 15 && memcmp(head, "SQLite format 3", 15) == 0)
-        return epo_profile_read_nsight(path, options, out);
+        return epo_lines_fail(epo_profile_read_nsight(path, options, out), path);
     if (n >= 2 && (unsigned char)head[0] == 0x1f && (unsigned char)head[1] == 0x8b)
         return epo_fail(EPO_E_ARG, "%s: is compressed: zcat it into ep-overlap profile -", path);
     const char *dot = strrchr(path, '.');
@@ -544,7 +544,7 @@ epo_status epo_profile_read(const char *path, const epo_profile_options *options
         return epo_fail(EPO_E_ARG, "%s: first export it: nsys export --type sqlite %s", path, path);
     for (ssize_t i = 0; i < n; i++) {
         if (head[i] == '{' || head[i] == '[')
-            return epo_profile_read_chrome(path, options, out);
+            return epo_lines_fail(epo_profile_read_chrome(path, options, out), path);
         if (strchr(" \t\r\n\xEF\xBB\xBF", head[i]) == NULL || head[i] == '\0')
             break;
     }

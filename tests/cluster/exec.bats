@@ -57,6 +57,33 @@ t srun -n3 --ep-overlap=on --multi-prog $work/multi'
     times 1 'rc 0: srun'
 }
 
+@test "exec: --multi-prog and sbatch, quotes, given arguments, contradictions" {
+    recorder
+    cat >"$work/multi" <<END
+0-1 ep-overlap exec -- python pretrain_gpt.py $moe 'a  b' 'it is "*"' --overlap-moe-expert-parallel-comm --moe-token-dispatcher-type=alltoall
+END
+    cat >"$work/contradict" <<END
+0-1 ep-overlap exec -- python pretrain_gpt.py $moe --moe-token-dispatcher-type flex --moe-router-dtype fp32
+END
+    cluster -- "t srun -n2 --ep-overlap=on --multi-prog \$work/multi
+echo == contradict
+t srun -n2 --ep-overlap=on --ep-dispatcher=alltoall --multi-prog \$work/contradict
+echo == batch
+printf '#!/bin/bash\n#SBATCH --ep-overlap=on --ep-dispatcher=alltoall\nsrun -n2 ep-overlap exec -- python pretrain_gpt.py $moe --moe-token-dispatcher-type flex --moe-router-dtype fp32 \"\$@\"; echo job rc \$?\n' >\$work/job
+sbatch -n2 -Q --wait -o \$work/out \$work/job 'x y'; cat \$work/out"
+    between '' '== contradict'
+    for rank in 0 1; do line "$rank: [pretrain_gpt.py]${read_moe}[a  b][it is \"*\"][--overlap-moe-expert-parallel-comm][--moe-token-dispatcher-type=alltoall]"; done
+    has 'on, megatron-lm, nothing is missing'
+    between '== contradict' '== batch'
+    times 1 'exec: error: --ep-dispatcher=alltoall contradicts the argument --moe-token-dispatcher-type flex'
+    times 0 '^[01]: '
+    has_not 'rc 0'
+    between '== batch' ''
+    times 1 'exec: error: --ep-dispatcher=alltoall contradicts the argument --moe-token-dispatcher-type flex'
+    times 0 '^[01]: '
+    has_not 'job rc 0'
+}
+
 @test "arguments that are given stay, or contradict; rules come together" {
     recorder
     cluster -- "t srun -n2 --ep-overlap=on python pretrain_gpt.py $moe --overlap-moe-expert-parallel-comm --moe-token-dispatcher-type flex --moe-router-dtype fp32

@@ -79,7 +79,7 @@ static epo_status read_lines(const char *path, doctor_file *file, epo_symptom_sc
         file->lines = epo_lines_number(lines);
     epo_tool_progress_end();
     epo_lines_close(lines);
-    return status;
+    return epo_lines_fail(status, path);
 }
 
 static bool is_regular(const char *path) {
