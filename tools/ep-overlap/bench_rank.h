@@ -28,6 +28,7 @@ typedef struct bench_rank {
     uint64_t w1_bytes, w2_bytes, row_bytes, weight_bytes;
     bench_side side[BENCH_ARMS];
     measure_mark start, end;
+    double shown_ms;   /* when progress was told last */
     bench_result *out; /* rank 0 fills it */
 } bench_rank;
 
@@ -43,7 +44,8 @@ static inline epo_status bench_passed(epo_status status) {
 /* [collective]  All samples, recordings and bytes; fills *b->out on rank 0. */
 epo_status bench_rank_measure(bench_rank *b);
 
-/* A line on stderr, if that is a terminal: what is done, how far. */
-void bench_progress(const bench_rank *b, const char *what, int done, int of);
+/* What is done, how far: a line on stderr, where that is no terminal one in
+ * five seconds at most, so that a short run's log has none. */
+void bench_progress(bench_rank *b, const char *what, int done, int of);
 
 #endif

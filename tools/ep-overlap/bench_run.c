@@ -67,9 +67,18 @@ int bench_arms(const bench_options *o, bench_arm *arm) {
 
 /* ---- ranks ------------------------------------------------------------------ */
 
-void bench_progress(const bench_rank *b, const char *what, int done, int of) {
-    if (b->rank == 0 && isatty(STDERR_FILENO))
+void bench_progress(bench_rank *b, const char *what, int done, int of) {
+    const double now = now_ms();
+    if (b->rank != 0)
+        return;
+    if (isatty(STDERR_FILENO)) {
         fprintf(stderr, "\r%s: %d of %d\033[K", what, done + 1, of);
+    } else if (b->shown_ms <= 0) {
+        b->shown_ms = now;
+    } else if (now - b->shown_ms > 5000) {
+        fprintf(stderr, "ep-overlap bench: %s: %d of %d\n", what, done + 1, of);
+        b->shown_ms = now;
+    }
 }
 
 /* The ranks no longer agree: the others would wait for this one.  One line of the
