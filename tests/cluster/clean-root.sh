@@ -80,9 +80,9 @@ inside() { # seconds command...: with processes and mounts of its own, no variab
     timeout -k 10 "$seconds" unshare --mount --pid --uts --fork --kill-child bash -c '
         root=$1 bind=$2 && shift 2 &&
         mount --make-rprivate / && mount --bind "$root" "$root" && cd "$root" &&
-        mount -t proc proc proc && mount --rbind /dev dev && mount -t tmpfs -o mode=1777 tmpfs dev/shm &&
+        mount -t proc proc proc && mount --rbind /dev dev && mount --rbind /sys sys && mount -t tmpfs -o mode=1777 tmpfs dev/shm &&
         { [ -z "$bind" ] || mount -o bind,ro "$bind" mnt; } &&
-        hostname epo-root &&
+        hostname epo-root && mkdir -p .old && pivot_root . .old && umount -l .old && rmdir .old &&
         exec chroot . /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 SHELL=/bin/bash \
             DEBIAN_FRONTEND=noninteractive sh -c "cd /src && exec \"\$@\"" sh "$@"
     ' unshare "$root" "$bind" "$@" </dev/null &

@@ -19,6 +19,7 @@ image() {
 oci() {
     command -v runc >/dev/null || skip "runc is not installed"
     [ "$(id -u)" = 0 ] || skip "this bundle is for root"
+    [ -d /sys/fs/cgroup ] || skip "runc needs /sys/fs/cgroup"
     image "$work/bundle/rootfs"
     cat >"$work/bundle/config.json" <<'END'
 { "ociVersion": "1.0.0",
