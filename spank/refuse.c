@@ -68,6 +68,15 @@ static void say_lines(const struct ep_plugin *plugin, const char *lines) {
     }
 }
 
+/* Whoever did not ask for it learns how to do without. */
+static void say_way_out(const struct ep_plugin *plugin) {
+    if (plugin->decision.on && !plugin->decision.explicit_on)
+        wrap_format(plugin->api->task_say,
+                    "ep-overlap: %s: overlap is on by %s, and the nodes of a step must not differ; "
+                    "srun --ep-overlap=off runs it without",
+                    ep_node_name(plugin), plugin->decision.reason);
+}
+
 void ep_task_refuse(struct ep_plugin *plugin, spank_t spank, const char *why, const char *shared) {
     bool first = ep_serve_note(plugin, true, why[0] != '\0' ? why : shared);
     bool speaks = shared[0] == '\0' || speaks_for_all(plugin, spank);
@@ -75,6 +84,8 @@ void ep_task_refuse(struct ep_plugin *plugin, spank_t spank, const char *why, co
         say_lines(plugin, why);
     if (first && speaks)
         say_lines(plugin, shared);
+    if (first)
+        say_way_out(plugin);
     if (!speaks) /* time for the first node to say it, before anything ends the step */
         plugin->api->pause(GRACE_MS);
     if (first)

@@ -145,6 +145,8 @@ static void a_default_of_several_nodes_ends_where_the_library_is_missing(void) {
     CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), -1);
     CU_ASSERT_EQUAL(fake.exit_task, 1);
     HAS(fake.said, "ep-overlap: n1: the library cannot be preloaded: ");
+    HAS(fake.said, "n1: overlap is on by the site's default, and the nodes of a step must not "
+                   "differ; srun --ep-overlap=off runs it without\n");
     HAS(fake.ran, "\n7.0\n");
     fake_end();
     /* components of a heterogeneous job are nodes, too */
