@@ -128,6 +128,11 @@ int main(void) {
     FIELD(epo_schedule, node);
     FIELD(epo_schedule, ctx);
     FIELD(epo_schedule, issued);
+    STRUCT(epo_layer_memory);
+    FIELD(epo_layer_memory, size);
+    FIELD(epo_layer_memory, saved);
+    FIELD(epo_layer_memory, forward);
+    FIELD(epo_layer_memory, backward);
     STRUCT(epo_stats);
     FIELD(epo_stats, size);
     FIELD(epo_stats, forward_calls);

@@ -115,6 +115,7 @@ static void nothing_at_all(void) {
     REFUSED(epo_dispatch(NULL, NULL, NULL, NULL, NULL), EPO_E_ARG, "NULL");
     REFUSED(epo_combine(NULL, NULL, NULL, NULL, NULL, NULL), EPO_E_ARG, "NULL");
     REFUSED(epo_layer_create(NULL, NULL, NULL), EPO_E_ARG, "NULL");
+    REFUSED(epo_layer_bytes(NULL, NULL, NULL), EPO_E_ARG, "NULL");
     REFUSED(epo_forward(NULL, NULL, NULL, NULL, NULL, NULL), EPO_E_ARG, "NULL");
     REFUSED(epo_backward(NULL, NULL, NULL, NULL, NULL, NULL), EPO_E_ARG, "NULL");
     REFUSED(epo_layer_wgrad_flush(NULL, NULL), EPO_E_ARG, "NULL");
@@ -150,6 +151,7 @@ static void objects_without_arguments(void) {
     REFUSED(epo_combine(o->plan, o->x, NULL, NULL, NULL, NULL), EPO_E_ARG, "NULL");
     REFUSED(epo_layer_create(o->group, NULL, NULL), EPO_E_ARG, "NULL");
     REFUSED(epo_layer_create(o->group, &l, NULL), EPO_E_ARG, "NULL");
+    REFUSED(epo_layer_bytes(o->layer, o->plan, NULL), EPO_E_ARG, "NULL");
     REFUSED(epo_forward(o->layer, NULL, o->x, o->y, NULL, NULL), EPO_E_ARG, "NULL");
     REFUSED(epo_forward(o->layer, o->plan, NULL, o->y, NULL, NULL), EPO_E_ARG, "NULL");
     REFUSED(epo_backward(o->layer, NULL, o->x, o->y, NULL, NULL), EPO_E_ARG, "NULL");
