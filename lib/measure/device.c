@@ -34,6 +34,7 @@ static void become_host(measure_device *d) {
 
 static epo_status open_gpu(const measure_driver *cu, int index, measure_device *d) {
     int device, count;
+    unsigned char uuid[16];
     TRY(cu->DeviceGetCount(&count));
     memset(d, 0, sizeof *d);
     d->visible = count;
@@ -41,6 +42,10 @@ static epo_status open_gpu(const measure_driver *cu, int index, measure_device *
     TRY(cu->DeviceGet(&device, d->number));
     TRY(cu->DeviceGetName(d->name, (int)sizeof d->name, device));
     TRY(cu->DeviceGetAttribute(&d->sms, SM_COUNT, device));
+    TRY(cu->DeviceGetUuid(uuid, device));
+    for (size_t i = 0; i < sizeof uuid; i++)
+        d->tag = d->tag * 31 + uuid[i];
+    d->tag = 1 + d->tag % ((1u << 24) - 1); /* a float holds it */
     TRY(cu->DevicePrimaryCtxRetain(&d->context, device));
     d->gpu = true;
     TRY(cu->CtxSetCurrent(d->context));

@@ -17,6 +17,7 @@ typedef struct measure_device {
     int number;        /* among the GPUs that this process sees */
     int visible;       /* how many it sees */
     int sms;           /* streaming multiprocessors; 0 on the host */
+    uint32_t tag;      /* of this GPU, 1 to 2^24 - 1: the same for whoever has it; 0: host */
     char name[96];     /* "NVIDIA H200", "host" */
     epo_stream stream; /* for the library's calls; NULL on the host */
     void *context;

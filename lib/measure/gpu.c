@@ -28,6 +28,7 @@ static const struct entry {
     ENTRY(DeviceGet, "cuDeviceGet"),
     ENTRY(DeviceGetName, "cuDeviceGetName"),
     ENTRY(DeviceGetAttribute, "cuDeviceGetAttribute"),
+    ENTRY(DeviceGetUuid, "cuDeviceGetUuid"),
     ENTRY(DeviceCanAccessPeer, "cuDeviceCanAccessPeer"),
     ENTRY(DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain"),
     ENTRY(DevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2"),

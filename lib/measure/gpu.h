@@ -19,6 +19,7 @@ typedef struct measure_driver {
     int (*DeviceGet)(int *, int);
     int (*DeviceGetName)(char *, int, int);
     int (*DeviceGetAttribute)(int *, int, int);
+    int (*DeviceGetUuid)(unsigned char *, int); /* 16 bytes */
     int (*DeviceCanAccessPeer)(int *, int, int);
     int (*DevicePrimaryCtxRetain)(void **, int);
     int (*DevicePrimaryCtxRelease)(int);

@@ -46,6 +46,7 @@ json() { # EXPRESSION
     fi
 }
 check "JSON: floor and times fit together" json "0 < d['t_floor_ms'] == max(d['ffn_best_ms'], d['dispatch_least_ms'] + d['combine_least_ms']) and d['ffn_best_ms'] <= d['ffn_alone_ms'] and d['t_serial_ms']['least'] <= d['t_serial_ms']['median'] <= d['t_serial_ms']['most']"
+check "JSON: where it ran" json "d['device'] == 'host' and d['dense_on'] == 'host' and d['sms'] == 0 and d['gpu_used_mb'] == 0"
 check "JSON: bytes, unions, settings" json "d['dispatch_bytes'] > 0 and d['combine_bytes'] > 0 and d['union_overlapped_ns'] + d['union_exposed_ns'] == d['union_comm_ns'] and d['ranks'] == 2 and d['overlap'] == 1 and d['chunks_used'] == 2 and d['last_loss'] < d['first_loss']"
 
 # --- one rank, more ranks than sequences, SGD, bf16 ----------------------------

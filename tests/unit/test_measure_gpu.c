@@ -69,6 +69,19 @@ static void engine_decides(void) {
     CU_ASSERT_EQUAL(left(), 0);
     CU_ASSERT_EQUAL_FATAL(measure_device_open(EPO_ENGINE_HOST, 0, &d), EPO_OK);
     CU_ASSERT_FALSE(d.gpu);
+    CU_ASSERT_EQUAL(d.tag, 0);
+}
+
+static void tags_tell_gpus_apart(void) {
+    measure_device d[3];
+    for (int i = 0; i < 3; i++)
+        CU_ASSERT_EQUAL_FATAL(measure_device_open(EPO_ENGINE_CUDA, i, &d[i]), EPO_OK);
+    CU_ASSERT(d[0].tag > 0 && d[0].tag < 1u << 24);
+    CU_ASSERT(d[0].tag != d[1].tag);
+    CU_ASSERT_EQUAL(d[0].tag, d[2].tag); /* of two GPUs the third is the first */
+    for (int i = 0; i < 3; i++)
+        measure_device_close(&d[i]);
+    CU_ASSERT_EQUAL(left(), 0);
 }
 
 static void copy_rates(void) {
@@ -151,6 +164,7 @@ int main(int argc, char **argv) {
     const CU_TestInfo tests[] = {
         {"memory, copies, marks", memory_and_marks},
         {"the library's engine decides", engine_decides},
+        {"tags tell GPUs apart", tags_tell_gpus_apart},
         {"copy rates: a peer, none", copy_rates},
         {"what fails names the call and leaves nothing", what_fails},
         CU_TEST_INFO_NULL,

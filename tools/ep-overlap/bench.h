@@ -66,9 +66,9 @@ typedef struct bench_figures {
 typedef struct bench_result {
     epo_group_info info; /* of the first arm; texts copied below */
     char engine[16], versions[256], gpu[96], why_host[256]; /* why not the CUDA engine; "" */
-    int sms, visible, cores;
-    bool threads, shared; /* ranks share a GPU or a core */
-    double share;         /* ranks for each core, at least 1; host engine */
+    int sms, gpus, cores;                                   /* gpus: of all ranks together */
+    bool threads, shared;                                   /* ranks share a GPU or a core */
+    double share; /* ranks for each core, at least 1; host engine */
     double copy_gbs;
     const char *copy_of; /* "peer copy", "memory copy", "emulated link", "not measured" */
     double flop_f, flop_b, gflops_f, gflops_b; /* a rank's work, and the best rate seen */

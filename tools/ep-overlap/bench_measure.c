@@ -348,10 +348,12 @@ static epo_status wire(bench_rank *b, const epo_group_info *info) {
 
 static epo_status settings(bench_rank *b, epo_group_info *info) {
     bench_result *r = b->out;
-    int cores = 0;
+    int cores = 0, gpus = 0;
     epo_status status = bench_passed(epo_group_query(b->side[0].group, info));
     if (status == EPO_OK)
         status = measure_cores(b->side[0].group, &b->device, &cores);
+    if (status == EPO_OK)
+        status = measure_gpus(b->side[0].group, &b->device, &gpus);
     if (status != EPO_OK || b->rank != 0)
         return status;
     r->cores = cores;
@@ -362,9 +364,9 @@ static epo_status settings(bench_rank *b, epo_group_info *info) {
     const char *why = strstr(info->reason, "host engine: ");
     snprintf(r->why_host, sizeof r->why_host, "%s", why != NULL ? why : "");
     r->sms = b->device.sms;
-    r->visible = b->device.visible;
+    r->gpus = gpus;
     r->threads = b->world != NULL;
-    r->shared = b->device.gpu && r->threads && b->ranks > b->device.visible;
+    r->shared = b->device.gpu && gpus < b->ranks;
     return EPO_OK;
 }
 

@@ -35,7 +35,7 @@ static void heading(const bench_options *o, const bench_result *r) {
         printf("%s\n", o->why_host != NULL ? o->why_host : r->why_host);
     if (r->shared)
         printf("%d ranks share %d GPU%s: times show the order of things, not a speed\n",
-               r->info.ranks, r->visible, r->visible == 1 ? "" : "s");
+               r->info.ranks, r->gpus, r->gpus == 1 ? "" : "s");
     if (r->share > 1)
         printf("%d ranks share %d cores: times show the order of things, not a speed\n",
                r->info.ranks, r->cores);
@@ -197,6 +197,7 @@ static void put_settings(epo_json *j, const bench_options *o, const bench_result
     epo_json_text(j, "type", bench_type_name(o->type));
     epo_json_integer(j, "ranks", r->info.ranks);
     epo_json_text(j, "ranks_are", r->threads ? "threads" : "processes");
+    epo_json_integer(j, "gpus", r->gpus);
     epo_json_bool(j, "ranks_share", r->shared || r->share > 1);
     epo_json_integer(j, "cores", r->cores);
     epo_json_number(j, "link_gbs", r->info.link_gbs);
