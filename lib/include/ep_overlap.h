@@ -158,11 +158,18 @@ typedef struct epo_group_config {
      * and ranks may be -1; no members, bootstrap or threads beside it).  It is used
      * while the group is made and never later; no other work may be on it meanwhile. */
     void *nccl_comm;
+    /* The caller's memory, both or none, for what this rank's calls take (rows,
+     * activations, maps; not the windows, which peers write): `bytes` at a multiple of
+     * 256, on CUDA of this GPU and usable from every stream; NULL: there is no more.
+     * Blocks are kept for later calls; free is called when nothing uses them. */
+    void *(*alloc)(void *ctx, uint64_t bytes);
+    void (*free)(void *ctx, void *ptr, uint64_t bytes);
+    void *alloc_ctx;
 } epo_group_config;
 #define EPO_GROUP_CONFIG_INIT                                                                      \
     {                                                                                              \
         sizeof(epo_group_config), EPO_ENGINE_AUTO, -1, -1, NULL, 0, NULL, NULL, EPO_DEFAULT,       \
-            EPO_DISPATCH_DEFAULT, EPO_DEFAULT, 0, 0.0, 0.0, 0, NULL                                \
+            EPO_DISPATCH_DEFAULT, EPO_DEFAULT, 0, 0.0, 0.0, 0, NULL, NULL, NULL, NULL              \
     }
 
 /* What was decided when the group was made. */
@@ -464,9 +471,11 @@ typedef struct epo_stats {
     uint64_t local_bytes;    /* read and written by permute, expand, reduce */
     uint64_t wgrad_delayed;  /* expert weight gradients that were delayed */
     uint64_t wgrad_hidden;   /* of those, done while communication was exposed */
-    uint64_t memory_bytes;   /* held now by the group and what was made from it */
+    uint64_t memory_bytes;   /* held now by the group and what was made from it, without
+                              * caller_bytes */
     uint64_t memory_peak;
     double call_s;          /* wall time inside forward and backward */
+    uint64_t caller_bytes;  /* held now of epo_group_config.alloc's memory */
     uint64_t dropped_slots; /* of all plans of this rank: see epo_overflow */
     uint64_t padding_bytes; /* of dispatch_bytes and combine_bytes, what filled up to the
                              * capacity */

@@ -97,6 +97,9 @@ static epo_status check_config(const epo_group_config *c) {
     if (status == EPO_OK && c->delay_wgrad == EPO_ON && c->overlap == EPO_OFF)
         status = epo_fail(EPO_E_ARG, "delay_wgrad is on and overlap is off: delayed weight "
                                      "gradients need overlap; turn overlap on or delay_wgrad off");
+    if (status == EPO_OK && (c->alloc == NULL) != (c->free == NULL))
+        status = epo_fail(EPO_E_ARG, "alloc is %s, free is %s; give both or none",
+                          c->alloc == NULL ? "NULL" : "given", c->free == NULL ? "NULL" : "given");
     if (status == EPO_OK && !(c->timeout_s >= 0 && c->warn_s >= 0))
         status = epo_fail(EPO_E_ARG, "timeout_s, warn_s: found %g, %g, allowed 0 or more",
                           c->timeout_s, c->warn_s);
@@ -188,6 +191,7 @@ static void group_free(epo_group *g, bool broken) {
             ops->queue_destroy(g->be, g->comm);
         if (g->compute != NULL)
             ops->queue_destroy(g->be, g->compute);
+        g->compute = NULL;
         for (size_t i = 0; i < sizeof events / sizeof *events; i++)
             if (events[i] != NULL)
                 ops->event_destroy(g->be, events[i]);
@@ -241,6 +245,9 @@ epo_status moe_group_create(const epo_engine_group *given, epo_group **out) {
     g->delay_wgrad = c.delay_wgrad == EPO_ON;
     g->dispatcher = c.dispatcher;
     g->chunks = c.chunks;
+    g->alloc = c.alloc;
+    g->release = c.free;
+    g->alloc_ctx = c.alloc_ctx;
     g->wgrads.limit = c.wgrad_limit_bytes > 0 ? c.wgrad_limit_bytes : DEFAULT_WGRAD_LIMIT;
     status = open_backend(g, &c);
     if (status == EPO_OK)

@@ -123,6 +123,9 @@ struct epo_group {
     epo_event *pair_done[2];          /* of a schedule's forward and backward */
     epo_event *part[EPO_CHAIN_PARTS]; /* of a chain: the chunk's rows are ready */
     moe_pool pool;
+    void *(*alloc)(void *ctx, uint64_t bytes); /* the caller's memory; NULL: the backend's */
+    void (*release)(void *ctx, void *ptr, uint64_t bytes);
+    void *alloc_ctx;
     moe_wgrad_queue wgrads;
     epo_stats stats;
     epo_saved *spare, *spare_tail; /* handles, kept so that a second use is found */

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MIN_BLOCK = 4096, ARENA_ALIGN = 64 };
+enum { MIN_BLOCK = 4096, ARENA_ALIGN = 64, CALLER_ALIGN = 256 };
 
 /* Eight sizes per doubling: a routing that changes a little finds its block. */
 static bool round_up(uint64_t bytes, uint64_t *out) {
@@ -43,6 +43,36 @@ static void count_busy(moe_pool *pool, uint64_t size) {
         pool->busy_peak = pool->busy_bytes;
 }
 
+static epo_status take(epo_group *group, uint64_t size, void **out) {
+    if (group->alloc == NULL)
+        return group->ops->alloc(group->be, size, out);
+    void *ptr = group->alloc(group->alloc_ctx, size);
+    if (ptr == NULL)
+        return epo_fail(EPO_E_NOMEM,
+                        "rank %d: memory: need %" PRIu64 " bytes, the caller's alloc gave none",
+                        group->rank, size);
+    if ((uintptr_t)ptr % CALLER_ALIGN != 0) {
+        group->release(group->alloc_ctx, ptr, size);
+        return epo_fail(EPO_E_ARG,
+                        "rank %d: the caller's alloc gave %p, allowed are multiples of %d",
+                        group->rank, ptr, CALLER_ALIGN);
+    }
+    group->stats.caller_bytes += size;
+    *out = ptr;
+    return EPO_OK;
+}
+
+/* Not in use by any pass that was issued, but perhaps still by its operations: the
+ * backend's free waits for them, the caller's does not. */
+static void give(epo_group *group, void *ptr, uint64_t size) {
+    if (group->alloc == NULL) {
+        group->ops->free(group->be, ptr, size);
+        return;
+    }
+    group->stats.caller_bytes -= size;
+    group->release(group->alloc_ctx, ptr, size);
+}
+
 epo_status moe_pool_get(epo_group *group, uint64_t bytes, moe_block *out) {
     uint64_t size;
     if (!round_up(bytes, &size))
@@ -58,10 +88,10 @@ epo_status moe_pool_get(epo_group *group, uint64_t bytes, moe_block *out) {
     }
     trim(group);
     void *ptr;
-    epo_status status = group->ops->alloc(group->be, size, &ptr);
+    epo_status status = take(group, size, &ptr);
     if (status == EPO_E_NOMEM && pool->nidle > 0) {
         moe_pool_drain(group);
-        status = group->ops->alloc(group->be, size, &ptr);
+        status = take(group, size, &ptr);
     }
     if (status != EPO_OK)
         return status;
@@ -79,7 +109,7 @@ void moe_pool_put(epo_group *group, moe_block *block) {
         int room = pool->room > 0 ? 2 * pool->room : 32;
         moe_block *more = realloc(pool->idle, (size_t)room * sizeof *more);
         if (more == NULL) {
-            group->ops->free(group->be, block->ptr, block->bytes);
+            give(group, block->ptr, block->bytes);
             *block = (moe_block){NULL, 0};
             return;
         }
@@ -93,8 +123,10 @@ void moe_pool_put(epo_group *group, moe_block *block) {
 
 void moe_pool_drain(epo_group *group) {
     moe_pool *pool = &group->pool;
+    if (group->alloc != NULL && group->compute != NULL && pool->nidle > 0)
+        (void)moe_group_drain(group);
     for (int i = 0; i < pool->nidle; i++)
-        group->ops->free(group->be, pool->idle[i].ptr, pool->idle[i].bytes);
+        give(group, pool->idle[i].ptr, pool->idle[i].bytes);
     free(pool->idle);
     pool->idle = NULL;
     pool->nidle = pool->room = 0;

@@ -37,7 +37,7 @@ epo_status moe_group_stats(epo_group *group, epo_stats *stats, int reset) {
     group->ops->memory(group->be, &all.memory_bytes, &all.memory_peak);
     epo_status status = moe_output(stats, &all, sizeof all, "epo_stats");
     if (status == EPO_OK && reset != 0)
-        memset(&group->stats, 0, sizeof group->stats);
+        group->stats = (epo_stats){.caller_bytes = all.caller_bytes};
     return status;
 }
 

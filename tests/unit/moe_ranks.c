@@ -54,6 +54,11 @@ epo_group *moe_rank_group(moe_rank *c, const moe_how *how) {
     config.chunks = how->chunks;
     config.timeout_s = c->timeout_s;
     config.wgrad_limit_bytes = how->wgrad_limit;
+    if (how->memory != NULL) {
+        config.alloc = how->memory->alloc;
+        config.free = how->memory->free;
+        config.alloc_ctx = (void **)how->memory->alloc_ctx + c->rank;
+    }
     epo_engine_group group = {sizeof group, config, "a test"};
     epo_group *out = NULL;
     EXPECT(c, c->engine->group_create(&group, &out) == EPO_OK);

@@ -160,6 +160,107 @@ static void what_is_told_is_what_is_taken(void) {
     }
 }
 
+/* ---- the caller's memory --------------------------------------------------------- */
+
+/* Of one rank: what it holds; `most`: no more than that; `skew`: how crooked it is. */
+typedef struct store {
+    uint64_t held, most;
+    size_t skew;
+    int calls;
+} store;
+
+static void *store_alloc(void *ctx, uint64_t bytes) {
+    store *s = *(store **)ctx;
+    char *p = NULL;
+    s->calls++;
+    if (s->held + bytes > s->most)
+        return NULL;
+    p = aligned_alloc(256, (bytes + 511) / 256 * 256);
+    if (p == NULL)
+        abort();
+    memset(p, 0xff, bytes);
+    s->held += bytes;
+    return p + s->skew;
+}
+
+static void store_free(void *ctx, void *ptr, uint64_t bytes) {
+    store *s = *(store **)ctx;
+    s->held -= bytes;
+    free((char *)ptr - s->skew);
+}
+
+static void layers_live_in_the_callers_memory(void) {
+    bool good = true;
+    for (uint64_t i = 0; i < 12 && good; i++) {
+        moe_case c;
+        moe_result mine, theirs;
+        store each[CASE_RANKS];
+        store *contexts[CASE_RANKS];
+        epo_group_config memory = EPO_GROUP_CONFIG_INIT;
+        memory.alloc = store_alloc;
+        memory.free = store_free;
+        memory.alloc_ctx = contexts;
+        for (int r = 0; r < CASE_RANKS; r++) {
+            each[r] = (store){.most = UINT64_MAX};
+            contexts[r] = &each[r];
+        }
+        moe_case_random(&c, 4200 + i, 4, EPO_F32);
+        moe_how how = {.dispatcher = (epo_dispatcher)(i % 2),
+                       .overlap = i / 2 % 2 == 0,
+                       .delay = i / 2 % 2 == 0,
+                       .chunks = 2};
+        good = moe_run(&c, &how, &mine) == 0;
+        how.memory = &memory;
+        good = good && moe_run(&c, &how, &theirs) == 0 && moe_same(&c, &how, &mine, &theirs);
+        for (int r = 0; r < c.ranks && good; r++) {
+            CU_ASSERT(each[r].calls > 0 && each[r].held == 0); /* all came back */
+            CU_ASSERT(theirs.stats[r].caller_bytes > 0 &&
+                      theirs.stats[r].memory_bytes < mine.stats[r].memory_bytes);
+            CU_ASSERT(mine.stats[r].caller_bytes == 0);
+        }
+        moe_result_free(&mine);
+        moe_result_free(&theirs);
+        moe_case_free(&c);
+    }
+    CU_ASSERT(good);
+}
+
+/* A rank whose memory ends, or is crooked, ends the call on all of them. */
+static void short_rank(moe_rank *c) {
+    store *s = c->arg, own = {.most = UINT64_MAX}, *context = c->rank == 0 ? s : &own;
+    store *contexts[CASE_RANKS] = {context, context};
+    epo_group_config memory = EPO_GROUP_CONFIG_INIT;
+    moe_how how = {.dispatcher = EPO_DISPATCH_FLEX, .memory = &memory};
+    arrays a = make_arrays(c);
+    memory.alloc = store_alloc;
+    memory.free = store_free;
+    memory.alloc_ctx = contexts;
+    epo_group *g = moe_rank_group(c, &how);
+    epo_buffer_config bc = EPO_BUFFER_CONFIG_INIT;
+    epo_routing routing = {sizeof routing, T, K, a.experts, NULL};
+    epo_buffer *b = NULL;
+    epo_plan *plan = NULL;
+    bc.experts = E;
+    bc.hidden = H;
+    bc.top_k = K;
+    bc.max_tokens = T;
+    EXPECT(c, c->engine->buffer_create(g, &bc, &b) == EPO_OK);
+    epo_status status = c->engine->plan_create(b, &routing, NULL, &plan);
+    EXPECT(c, c->rank != 0 || (status == (s->skew > 0 ? EPO_E_ARG : EPO_E_NOMEM) &&
+                               strstr(c->engine->error(), "the caller's alloc") != NULL));
+    EXPECT(c, status != EPO_OK);
+    (void)c->engine->buffer_destroy(b);
+    EXPECT(c, c->engine->group_destroy(g) == EPO_OK);
+    EXPECT(c, context->held == 0);
+    free_arrays(&a);
+}
+
+static void memory_that_ends_is_told(void) {
+    store crooked = {.most = UINT64_MAX, .skew = 64}, none = {.most = 100};
+    CU_ASSERT_EQUAL(moe_ranks(R, 10.0, short_rank, &none), 0);
+    CU_ASSERT_EQUAL(moe_ranks(R, 10.0, short_rank, &crooked), 0);
+}
+
 /* ---- what is refused ---------------------------------------------------------- */
 
 static void refused_rank(moe_rank *c) {
@@ -204,6 +305,8 @@ int main(void) {
         {"every mode of saving has the same bits", every_mode_has_the_same_bits},
         {"what is told is what is taken", what_is_told_is_what_is_taken},
         {"tokens need flex", tokens_need_flex},
+        {"layers live in the caller's memory", layers_live_in_the_callers_memory},
+        {"memory that ends is told", memory_that_ends_is_told},
         CU_TEST_INFO_NULL,
     };
     return unit_run("moe memory", tests);
