@@ -67,6 +67,27 @@ static void a_venv_is_read(void) {
     variables = NULL;
 }
 
+/* Our own deep_ep, where somebody puts its folder into PYTHONPATH. */
+static void the_drop_in_is_found_by_pythonpath(void) {
+    char python[512];
+    put("bare/pyvenv.cfg", "home = /nowhere/bin\nversion = 3.12.3\n", 0644);
+    put("bare/bin/python", "\177ELF", 0755);
+    put_package("bare/lib/python3.12/site-packages", "torch", "2.8.0");
+    path_of(python, "bare/bin/python");
+    char *words[] = {python, (char *)"train.py"};
+    static const char *const vars[] = {"PATH", "/nonexistent", "PYTHONPATH", EPO_DROPIN, NULL};
+    for (int with = 0; with < 2; with++) {
+        const char *const without[] = {"PATH", "/nonexistent", NULL};
+        variables = with ? vars : without;
+        CU_ASSERT_EQUAL(start(EPO_PROBE_PROGRAM, true, 20000, words, 2), EPO_OK);
+        IS("deep_ep.imports", with ? "True" : "False");
+    }
+    HAS(why("deep_ep.imports"), EPO_DROPIN);
+    IS("deep_ep.has_event_overlap", "True");
+    IS("deep_ep.has_hybrid_buffer", "True");
+    variables = NULL;
+}
+
 static void a_script_of_a_venv_is_read(void) {
     char script[512], line[600], torchrun[512];
     make_venv();
@@ -259,6 +280,7 @@ int main(void) {
 #define TEST(name)                                                                                 \
     { #name, name }
     const CU_TestInfo tests[] = {TEST(a_venv_is_read),
+                                 TEST(the_drop_in_is_found_by_pythonpath),
                                  TEST(a_script_of_a_venv_is_read),
                                  TEST(what_cannot_be_known_is_unknown),
                                  TEST(a_large_tree_is_read),
