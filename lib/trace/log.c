@@ -223,8 +223,13 @@ static void feed_memory_label(const char *line, const char *label, double unit, 
     }
 }
 
-/* Bridge: 1e9 bytes.  Megatron-LM's "MB" are 1024 * 1024 bytes. */
+/* Bridge: 1e9 bytes.  Megatron-LM's "MB" are 1024 * 1024 bytes, ep-train's are 1e6. */
 static void feed_memory(epo_log *log, const char *line) {
+    if (log->kind == EPO_LOG_EP_TRAIN && strstr(line, " MB  of the library at most") != NULL) {
+        feed_memory_label(line, "  memory ", 1e6, &log->peak_allocated);
+        const char *gpu = strstr(line, " MB in use on its GPU"); /* else the process's */
+        feed_memory_label(line, gpu != NULL ? " MB; " : "; the process ", 1e6, &log->peak_reserved);
+    }
     feed_memory_label(line, "mem-max-allocated-gigabytes:", 1e9, &log->peak_allocated);
     feed_memory_label(line, "mem-max-reserved-gigabytes:", 1e9, &log->peak_reserved);
     if (strstr(line, "memory (MB)") == NULL)

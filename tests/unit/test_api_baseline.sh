@@ -19,7 +19,7 @@ trap 'rm -rf "$work"' EXIT
     nm -D --defined-only "$lib" | awk '$2 != "A" { sub(/@.*/, "", $3); print "function " $3 }'
     "$top/tests/unit/api_layout"
 } | sort >"$work/now"
-for name in $(sed -n 's/^typedef struct \(epo_[a-z_]*\) {.*/\1/p' "$src/lib/include/ep_overlap.h"); do
+sed -n 's/^typedef struct \(epo_[a-z_]*\) {.*/\1/p' "$src/lib/include/ep_overlap.h" | while read -r name; do
     grep -q "^struct $name " "$work/now" || echo "tests/unit/api_layout.c does not know struct $name yet"
 done >"$work/unknown"
 [ "${1:-}" != --print ] || { cat "$work/now" && exit 0; }

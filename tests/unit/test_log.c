@@ -100,6 +100,22 @@ static void memory_units_are_told_apart(void) {
     CU_ASSERT(same(log->peak_allocated, 1024.5 * 1048576) &&
               same(log->peak_reserved, 2147483648.0));
     epo_log_destroy(log);
+    static const char *const host[] = {
+        "ep-train: overlap off, dispatcher flex, weight gradients at once, 1 chunk, host engine, 4 "
+        "ranks",
+        "  memory                6.46 MB  of the library at most; the process 26.5 MB", NULL};
+    log = read_lines(host);
+    CU_ASSERT(same(log->peak_allocated, 6.46e6) && same(log->peak_reserved, 26.5e6));
+    epo_log_destroy(log);
+    static const char *const gpu[] = {
+        "ep-train: overlap off, dispatcher flex, weight gradients at once, 1 chunk, cuda engine, 2 "
+        "ranks",
+        "  memory             6460.00 MB  of the library at most; the process 1083.5 MB; 17070 MB "
+        "in use on its GPU, by all",
+        NULL};
+    log = read_lines(gpu);
+    CU_ASSERT(same(log->peak_allocated, 6.46e9) && same(log->peak_reserved, 17.07e9));
+    epo_log_destroy(log);
 }
 
 static void a_missing_loss_is_nan(void) {
