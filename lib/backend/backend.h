@@ -98,6 +98,7 @@ typedef struct epo_backend_info {
     bool fused;           /* gemm takes an activation */
     bool parts;           /* exchange takes several parts */
     bool own_rows;        /* gather and reduce read `own`, and route_send numbers own rows */
+    bool sums;            /* exchange sums rows on their way, where rows are 16-byte units */
     uint32_t types;       /* bit 1 << epo_dtype for each type served; 0: fp32 and bf16 */
 } epo_backend_info;
 
@@ -111,6 +112,10 @@ typedef struct epo_segment {
     uint64_t dst_offset;  /* bytes into the peer's window */
     uint64_t rows;
     uint32_t row_bytes;
+    /* > 0, where info->sums: row i is the fp32 sum over j ascending of the rows
+     * index[i*sum + j], -1 passed over, rounded once to `type`. */
+    int sum;
+    epo_dtype type;
 } epo_segment;
 /* What a two-sided backend must post: where `peer`'s bytes arrive, in the same
  * order per peer as the peer's segments for this rank. */
@@ -186,14 +191,30 @@ typedef struct epo_chain {
     epo_event *lent; /* exchanges issued before need room on the device until this; or NULL */
 } epo_chain;
 
+/* Wire rows: `elements`, a multiple of the group, in e4m3, then an fp32 scale for each
+ * group; an element is its e4m3 times the scale. */
+#define EPO_WIRE_GROUP 128
+static inline uint64_t epo_wire_bytes(uint64_t elements) {
+    return (elements + elements / EPO_WIRE_GROUP * sizeof(float) + 15) / 16 * 16;
+}
+typedef struct epo_wire_pack {
+    void *dst;       /* [rows] wire rows */
+    const void *src; /* [rows][elements] of `type` */
+    uint64_t rows;
+    int elements;
+    epo_dtype type;
+} epo_wire_pack;
+
 /* Where info->own_rows: an index i below -1 is row -2 - i of `own`. */
 typedef struct epo_rows_gather {
     void *dst;
     const void *src;
     const int32_t *index; /* [rows]; -1: write zeros; NULL: row i for row i */
     uint64_t rows;
-    uint32_t row_bytes;
+    uint32_t row_bytes; /* of dst */
     const void *own;
+    int wire; /* > 0: src and own are wire rows of so many elements, dst of `type` */
+    epo_dtype type;
 } epo_rows_gather;
 
 /* dst[i] = sum over j ascending, in fp32, of src[index[i*width + j]], -1 passed
@@ -349,6 +370,8 @@ typedef struct epo_backend_ops {
 
     epo_status (*exchange)(epo_queue *q, const epo_exchange *x, const epo_deps *deps);
     epo_status (*gather)(epo_queue *q, const epo_rows_gather *g, const epo_deps *deps);
+    /* NULL: rows travel as they are, and gather knows no wire rows. */
+    epo_status (*wire_pack)(epo_queue *q, const epo_wire_pack *p, const epo_deps *deps);
     epo_status (*reduce)(epo_queue *q, const epo_rows_reduce *r, const epo_deps *deps);
     epo_status (*gemm)(epo_queue *q, const epo_gemm *g, const epo_deps *deps);
     epo_status (*swiglu)(epo_queue *q, const epo_swiglu *s, const epo_deps *deps);

@@ -51,7 +51,7 @@ static bool lay_out(epo_buffer *b, uint64_t max_rows) {
     b->meta_expert = place(&w, flex && !device ? in * k : 0, sizeof(int32_t));
     b->meta_weight = place(&w, !flex ? in : device ? 0 : in * k, sizeof(float));
     b->meta_rows = place(&w, device ? in : 0, 4 * (uint64_t)epo_flex_meta_words(b->top_k));
-    b->dispatch.rows = place(&w, in, b->row_bytes);
+    b->dispatch.rows = place(&w, in, b->wire_bytes);
     b->combine.rows = place(&w, back, b->row_bytes);
     b->combine.extra = place(&w, flex ? back * k : back, sizeof(float));
     b->window_bytes = w.bytes;
@@ -92,6 +92,7 @@ static epo_status check_numbers(const epo_group *g, const epo_buffer_config *c) 
         {"chunks", c->chunks, 0, 1024},
         {"align_rows", c->align_rows, 0, MAX_ALIGN},
         {"dispatcher", (int)c->dispatcher, EPO_DISPATCH_DEFAULT, EPO_DISPATCH_FLEX},
+        {"wire", (int)c->wire, EPO_WIRE_ROWS, EPO_WIRE_E4M3},
     };
     epo_status status = moe_check_experts(c->experts, g->ranks);
     for (size_t i = 0; status == EPO_OK && i < sizeof ranges / sizeof *ranges; i++)
@@ -117,6 +118,23 @@ static int choose_chunks(const epo_group *g, int asked, const epo_buffer *b) {
     return n < b->local ? n : b->local;
 }
 
+static epo_status wire_set(epo_buffer *b, epo_wire wire) {
+    b->wire = wire;
+    b->wire_bytes = b->row_bytes;
+    if (wire == EPO_WIRE_ROWS)
+        return EPO_OK;
+    if (b->dispatcher != EPO_DISPATCH_FLEX)
+        return epo_fail(EPO_E_ARG, "buffer: wire e4m3 with the dispatcher alltoall, whose rows are "
+                                   "read where they arrive; use flex");
+    if (b->hidden % EPO_WIRE_GROUP != 0)
+        return epo_fail(EPO_E_ARG, "buffer: wire e4m3: hidden is %d, allowed are multiples of %d",
+                        b->hidden, EPO_WIRE_GROUP);
+    if (b->group->ops->wire_pack == NULL)
+        return epo_fail(EPO_E_UNSUPPORTED, "buffer: this engine sends no e4m3");
+    b->wire_bytes = epo_wire_bytes((uint64_t)b->hidden);
+    return EPO_OK;
+}
+
 /* Checks the configuration and lays the window out; makes nothing. */
 static epo_status configure(const epo_group *g, const epo_buffer_config *given, epo_buffer *b,
                             uint64_t *max_rows) {
@@ -137,7 +155,9 @@ static epo_status configure(const epo_group *g, const epo_buffer_config *given, 
     b->type = c.type;
     b->dispatcher = c.dispatcher != EPO_DISPATCH_DEFAULT ? c.dispatcher : g->dispatcher;
     b->row_bytes = (uint64_t)c.hidden * moe_type_size(c.type);
-    status = moe_capacity_set(b, &c);
+    status = wire_set(b, c.wire);
+    if (status == EPO_OK)
+        status = moe_capacity_set(b, &c);
     if (status != EPO_OK)
         return status;
     b->chunks = choose_chunks(g, c.chunks, b);
@@ -175,7 +195,7 @@ typedef struct buffer_digest {
     uint64_t max_rows;
     double capacity_factor;
     int32_t status, experts, hidden, top_k, max_tokens, chunks, align, type, dispatcher, tuned;
-    int32_t capacity, overflow, pad, unused;
+    int32_t capacity, overflow, pad, wire;
 } buffer_digest;
 
 static buffer_digest digest_of(const epo_buffer *b, uint64_t max_rows) {
@@ -195,6 +215,7 @@ static buffer_digest digest_of(const epo_buffer *b, uint64_t max_rows) {
     d.capacity = b->capacity;
     d.overflow = (int32_t)b->overflow;
     d.pad = b->pad;
+    d.wire = (int32_t)b->wire;
     return d;
 }
 
@@ -215,6 +236,7 @@ static epo_status disagree(const buffer_digest *a, const buffer_digest *b, int r
         {"capacity", a->capacity, b->capacity},
         {"overflow", a->overflow, b->overflow},
         {"pad_to_capacity", a->pad, b->pad},
+        {"wire", a->wire, b->wire},
     };
     for (size_t i = 0; i < sizeof f / sizeof *f; i++)
         if (f[i].first != f[i].other)

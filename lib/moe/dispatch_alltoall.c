@@ -124,9 +124,12 @@ static epo_status exchange_weights(const moe_making *m, const int32_t *slot, con
     uint64_t base = p->buffer->meta_weight;
     for (int i = 0; i < lane->send_first[chunks]; i++) {
         const moe_piece *s = &lane->send[i];
-        lane->segments[i] = (epo_segment){
-            s->peer, m->weights,   slot + (s->index - token), base + s->dst_row * sizeof(float),
-            s->rows, sizeof(float)};
+        lane->segments[i] = (epo_segment){.peer = s->peer,
+                                          .src = m->weights,
+                                          .index = slot + (s->index - token),
+                                          .dst_offset = base + s->dst_row * sizeof(float),
+                                          .rows = s->rows,
+                                          .row_bytes = sizeof(float)};
     }
     for (int i = 0; i < lane->recv_first[chunks]; i++) {
         const moe_piece *s = &lane->recv[i];

@@ -112,9 +112,17 @@ static epo_status send_meta(const moe_making *m, const flex_scratch *f, const in
         uint64_t out = rows_between(m, rank, peer) * k, in = rows_between(m, peer, rank) * k;
         uint64_t from = f->send_block[peer] * k, to = window_block(m, rank, peer) * k;
         uint64_t at = f->recv_block[peer] * k;
-        f->segments[n] = (epo_segment){peer, expert + from, NULL, b->meta_expert + to * 4, out, 4};
-        f->segments[n + 1] =
-            (epo_segment){peer, m->weights, slot + from, b->meta_weight + to * 4, out, 4};
+        f->segments[n] = (epo_segment){.peer = peer,
+                                       .src = expert + from,
+                                       .dst_offset = b->meta_expert + to * 4,
+                                       .rows = out,
+                                       .row_bytes = 4};
+        f->segments[n + 1] = (epo_segment){.peer = peer,
+                                           .src = m->weights,
+                                           .index = slot + from,
+                                           .dst_offset = b->meta_weight + to * 4,
+                                           .rows = out,
+                                           .row_bytes = 4};
         f->arrivals[n] = (epo_arrival){peer, b->meta_expert + at * 4, in * 4};
         f->arrivals[n + 1] = (epo_arrival){peer, b->meta_weight + at * 4, in * 4};
         n += 2;
@@ -343,9 +351,12 @@ static epo_status send_on_device(const moe_making *m, const flex_scratch *f, con
     for (int i = 0; i < ranks; i++) {
         int peer = (rank + 1 + i) % ranks;
         uint64_t rows = rows_between(m, rank, peer), in = rows_between(m, peer, rank);
-        f->segments[i] = (epo_segment){peer, meta + f->send_block[peer] * bytes,
-                                       NULL, b->meta_rows + window_block(m, rank, peer) * bytes,
-                                       rows, bytes};
+        f->segments[i] =
+            (epo_segment){.peer = peer,
+                          .src = meta + f->send_block[peer] * bytes,
+                          .dst_offset = b->meta_rows + window_block(m, rank, peer) * bytes,
+                          .rows = rows,
+                          .row_bytes = bytes};
         f->arrivals[i] =
             (epo_arrival){peer, b->meta_rows + f->recv_block[peer] * bytes, in * bytes};
     }
@@ -381,10 +392,11 @@ static epo_status receive_on_device(const moe_making *m, const flex_scratch *f) 
 
 static epo_status fill_on_device(const moe_making *m, const flex_scratch *f, const flex_maps *at) {
     epo_plan *p = m->plan;
+    const int32_t *token = moe_arena_op(&p->arena, at->token);
     write_layout(p, at);
     name_maps(p, at);
     add_up_chunks(m, f);
-    make_lanes(m, f, moe_arena_op(&p->arena, at->token));
+    make_lanes(m, f, token);
     epo_status status = moe_arena_publish(p->buffer->group, &p->arena, 0, at->token);
     if (status == EPO_OK)
         status = send_on_device(m, f, at);

@@ -142,7 +142,8 @@ static epo_status make_queues(epo_group *g) {
         status = g->ops->queue_create(g->be, EPO_QUEUE_COMPUTE, &g->odd);
     epo_event **events[] = {&g->rows,     &g->read,      &g->sent,         &g->done,
                             &g->grad,     &g->fill_done, &g->kept,         &g->used,
-                            &g->odd_grad, &g->odd_used,  &g->pair_done[0], &g->pair_done[1]};
+                            &g->odd_grad, &g->odd_used,  &g->pair_done[0], &g->pair_done[1],
+                            &g->returned};
     for (size_t i = 0; status == EPO_OK && i < sizeof events / sizeof *events; i++)
         status = g->ops->event_create(g->be, events[i]);
     for (int i = 0; status == EPO_OK && g->ops->chain != NULL && i < EPO_CHAIN_PARTS; i++)
@@ -180,7 +181,8 @@ static void group_free(epo_group *g, bool broken) {
         const epo_backend_ops *ops = g->ops;
         epo_event *events[] = {g->rows,     g->read,      g->sent,         g->done,
                                g->grad,     g->fill_done, g->kept,         g->used,
-                               g->odd_grad, g->odd_used,  g->pair_done[0], g->pair_done[1]};
+                               g->odd_grad, g->odd_used,  g->pair_done[0], g->pair_done[1],
+                               g->returned};
         if (g->odd != NULL)
             ops->queue_destroy(g->be, g->odd);
         if (g->keep != NULL)

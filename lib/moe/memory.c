@@ -29,11 +29,14 @@ moe_sizes moe_layer_sizes(const epo_layer *l, const epo_plan *plan, bool keep) {
     if (wanted && !s.x_stays && in_place)
         s.x = 0;
     if (wanted && !s.x_stays && c->saved == EPO_SAVE_TOKENS)
-        s.tokens = bytes_of(plan->back_rows, wide);
+        s.tokens = bytes_of(plan->back_rows, plan->buffer->wire_bytes);
     s.h = custom ? 0 : bytes_of(rows, 2 * high);
     s.a = custom ? 0 : bytes_of(rows, high);
     s.out = bytes_of(rows, wide);
-    s.back = flex ? bytes_of(plan->back_rows, wide) : 0;
+    s.back = flex && !moe_plan_sums(plan) ? bytes_of(plan->back_rows, wide) : 0;
+    s.wire = moe_buffer_wire(plan->buffer) > 0
+                 ? bytes_of((uint64_t)plan->tokens, plan->buffer->wire_bytes)
+                 : 0;
     s.back_weight = flex ? bytes_of(plan->back_rows, k * sizeof(float)) : 0;
     s.dy = moe_layer_trains(l) || !in_place ? bytes_of(rows, wide) : 0;
     s.x_again = wanted && !s.x_stays ? bytes_of(rows, wide) : 0;
@@ -60,12 +63,13 @@ epo_status moe_layer_bytes(const epo_layer *layer, const epo_plan *plan, epo_lay
         return status;
     moe_sizes s = moe_layer_sizes(layer, plan, true);
     const uint64_t held[] = {s.x_stays ? s.x : s.tokens, s.h};
-    const uint64_t forward[] = {s.a, s.out, s.back, s.back_weight, s.x_stays ? 0 : s.x};
-    const uint64_t backward[] = {s.a, s.out, s.back, s.back_weight, s.dy, s.dweight, s.x_again};
+    const uint64_t forward[] = {s.a, s.out, s.back, s.back_weight, s.x_stays ? 0 : s.x, s.wire};
+    const uint64_t backward[] = {s.a,  s.out,     s.back,    s.back_weight,
+                                 s.dy, s.dweight, s.x_again, s.wire};
     epo_layer_memory all = {.size = sizeof all,
                             .saved = blocks(held, 2, plan->rows),
-                            .forward = blocks(forward, 5, plan->rows),
-                            .backward = blocks(backward, 7, plan->rows)};
+                            .forward = blocks(forward, 6, plan->rows),
+                            .backward = blocks(backward, 8, plan->rows)};
     return moe_output(out, &all, sizeof all, "epo_layer_memory");
 }
 
@@ -128,7 +132,9 @@ static void expand_tokens(moe_pass *p, const epo_saved *saved, const moe_wgrad *
                               .src = saved->tokens.ptr,
                               .index = p->plan->expand,
                               .rows = p->plan->rows,
-                              .row_bytes = (uint32_t)p->buffer->row_bytes};
+                              .row_bytes = (uint32_t)p->buffer->row_bytes,
+                              .wire = moe_buffer_wire(p->buffer),
+                              .type = p->buffer->type};
     epo_deps deps = moe_deps("expand again", EPO_INTERVAL_LOCAL, -1);
     deps.signal = g->grad;
     g->stats.local_bytes += 2 * p->plan->rows * p->buffer->row_bytes;
@@ -168,13 +174,13 @@ void moe_pass_keep_tokens(moe_pass *p, epo_queue *lane, const epo_ready *arrived
     epo_rows_gather gather = {.dst = p->tokens,
                               .src = moe_buffer_at(b, b->dispatch.rows),
                               .rows = p->plan->back_rows,
-                              .row_bytes = (uint32_t)b->row_bytes};
+                              .row_bytes = (uint32_t)b->wire_bytes};
     epo_deps deps = moe_deps("keep tokens", EPO_INTERVAL_LOCAL, -1);
     if (p->status != EPO_OK || p->tokens == NULL)
         return;
     moe_deps_wait(&deps, *arrived);
     if (g->odd != NULL && p->chunks > 1) /* the chunks of the other lane */
         moe_deps_wait(&deps, epo_ready_event(lane == g->odd ? g->read : g->odd_used));
-    g->stats.local_bytes += 2 * p->plan->back_rows * b->row_bytes;
+    g->stats.local_bytes += 2 * p->plan->back_rows * b->wire_bytes;
     p->status = g->ops->gather(lane, &gather, &deps);
 }

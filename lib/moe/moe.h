@@ -122,6 +122,7 @@ struct epo_group {
     epo_event *odd_grad, *odd_used;
     epo_event *pair_done[2];          /* of a schedule's forward and backward */
     epo_event *part[EPO_CHAIN_PARTS]; /* of a chain: the chunk's rows are ready */
+    epo_event *returned;              /* a chunk's sums are on their way */
     moe_pool pool;
     void *(*alloc)(void *ctx, uint64_t bytes); /* the caller's memory; NULL: the backend's */
     void (*release)(void *ctx, void *ptr, uint64_t bytes);
@@ -190,7 +191,9 @@ struct epo_buffer {
     epo_overflow overflow;
     bool pad; /* to the capacity */
     uint64_t row_bytes;
-    uint64_t *max_rows; /* [ranks] */
+    epo_wire wire;
+    uint64_t wire_bytes; /* of a row in dispatch's slot */
+    uint64_t *max_rows;  /* [ranks] */
     epo_window *window;
     uint64_t window_bytes;
     moe_slot dispatch, combine;
@@ -220,6 +223,10 @@ void moe_tune_stop(epo_plan *plan);
 
 static inline void *moe_buffer_at(const epo_buffer *buffer, uint64_t offset) {
     return (char *)buffer->group->ops->window_local(buffer->window) + offset;
+}
+/* Elements of a row where rows travel in e4m3, else 0. */
+static inline int moe_buffer_wire(const epo_buffer *b) {
+    return b->wire != EPO_WIRE_ROWS ? b->hidden : 0;
 }
 static inline epo_route_shape moe_buffer_shape(const epo_buffer *b, int top_k) {
     /* alltoall: what comes first and what goes back last is hidden by nothing.  With flex
@@ -375,11 +382,14 @@ typedef struct moe_pass {
     bool keeps;                  /* in place: copies were issued */
     const void *own;             /* plan->own_stays: rows that do not go back */
     const float *own_weight;
-    bool beside;  /* another pass's experts run beside */
-    bool tail;    /* nothing runs beside the last chunk's way back */
-    bool chained; /* part[chunk] tells of the chunk's rows, not `rows` */
+    bool beside;    /* another pass's experts run beside */
+    bool tail;      /* nothing runs beside the last chunk's way back */
+    bool chained;   /* part[chunk] tells of the chunk's rows, not `rows` */
+    moe_block wire; /* what dispatch sends, as it travels */
 } moe_pass;
 
+/* flex: does the exchange itself sum a token's rows on their way back? */
+bool moe_plan_sums(const epo_plan *plan);
 void moe_pass_begin(moe_pass *p, epo_plan *plan, int chunks, epo_stream stream);
 /* Lists of its own, until moe_pass_end. */
 void moe_pass_apart(moe_pass *p);
@@ -468,9 +478,9 @@ void moe_saved_drop(epo_saved *saved);
 
 /* Bytes of a layer's arrays for a plan; 0: not there. */
 typedef struct moe_sizes {
-    uint64_t x, tokens, h, a, out, back, back_weight; /* forward */
-    bool x_stays;                                     /* until the backward */
-    uint64_t dy, x_again, dweight;                    /* backward */
+    uint64_t x, tokens, wire, h, a, out, back, back_weight; /* forward */
+    bool x_stays;                                           /* until the backward */
+    uint64_t dy, x_again, dweight;                          /* backward */
 } moe_sizes;
 moe_sizes moe_layer_sizes(const epo_layer *l, const epo_plan *plan, bool keep);
 /* A forward's own arrays; x: expanded rows that are not saved. */

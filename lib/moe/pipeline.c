@@ -105,6 +105,7 @@ typedef struct cargo {
     uint64_t row_bytes, to;
     const void *extra;
     uint64_t extra_bytes, extra_to;
+    const int32_t *back; /* rows are sums of top_k of these */
 } cargo;
 
 static void load(epo_segment *out, const moe_piece *piece, const void *src, uint64_t bytes,
@@ -119,6 +120,14 @@ static void load(epo_segment *out, const moe_piece *piece, const void *src, uint
     };
 }
 
+/* Each row from the experts' rows that it sums. */
+static void load_sums(const moe_pass *p, epo_segment *out, const moe_piece *piece, const cargo *c) {
+    out->src = c->rows;
+    out->index = c->back + piece->src_row * (uint64_t)p->plan->top_k;
+    out->sum = p->plan->top_k;
+    out->type = p->buffer->type;
+}
+
 /* Of the pass's chunks [chunk, end). */
 static epo_exchange load_lane(const moe_pass *p, moe_lane *lane, int chunk, int end,
                               const cargo *c) {
@@ -128,8 +137,12 @@ static epo_exchange load_lane(const moe_pass *p, moe_lane *lane, int chunk, int 
     epo_segment *send = lane->segments + 2 * (size_t)s0;
     epo_arrival *recv = lane->arrivals + 2 * (size_t)r0;
     int nsend = 0, nrecv = 0;
-    for (int i = s0; i < s1; i++)
-        load(&send[nsend++], &lane->send[i], c->rows, c->row_bytes, c->to);
+    for (int i = s0; i < s1; i++) {
+        load(&send[nsend], &lane->send[i], c->rows, c->row_bytes, c->to);
+        if (c->back != NULL)
+            load_sums(p, &send[nsend], &lane->send[i], c);
+        nsend++;
+    }
     for (int i = s0; i < s1 && c->extra != NULL; i++)
         load(&send[nsend++], &lane->send[i], c->extra, c->extra_bytes, c->extra_to);
     for (int i = r0; i < r1; i++) {
@@ -174,6 +187,8 @@ static void dispatch_chunks(moe_pass *p, const cargo *c, int i, int end) {
     x.parts = end - i;
     x.part_first = p->plan->dispatch.send_first + plan_chunk(p, i);
     x.flag_step = arrive_flag(p, slot, 1) - arrive_flag(p, slot, 0);
+    if (i == 0 && p->buffer->wire != EPO_WIRE_ROWS)
+        moe_deps_wait(&deps, epo_ready_event(g->rows));
     if (i == 0)
         moe_deps_wait(&deps,
                       moe_buffer_flag(p->buffer, slot->credit, slot->use - 1, "dispatch slot", -1));
@@ -182,13 +197,34 @@ static void dispatch_chunks(moe_pass *p, const cargo *c, int i, int end) {
     p->status = g->ops->exchange(g->comm, &x, &deps);
 }
 
+/* The rows as they travel; `rows` tells when they are there. */
+static const void *pack_rows(moe_pass *p, const void *src) {
+    epo_group *g = p->group;
+    const epo_buffer *b = p->buffer;
+    moe_pass_get(p, (uint64_t)p->plan->tokens, b->wire_bytes, &p->wire);
+    epo_wire_pack pack = {.dst = p->wire.ptr,
+                          .src = src,
+                          .rows = (uint64_t)p->plan->tokens,
+                          .elements = b->hidden,
+                          .type = b->type};
+    epo_deps deps = moe_deps("to wire", EPO_INTERVAL_LOCAL, -1);
+    deps.signal = g->rows;
+    g->stats.local_bytes += pack.rows * (b->row_bytes + b->wire_bytes);
+    if (p->status == EPO_OK)
+        p->status = g->ops->wire_pack(g->compute, &pack, &deps);
+    return p->wire.ptr;
+}
+
 void moe_pass_dispatch(moe_pass *p, const void *src) {
     epo_group *g = p->group;
     const bool parts = g->ops->info(g->be)->parts;
     moe_slot *slot = &p->buffer->dispatch;
-    cargo c = {.rows = src, .row_bytes = p->buffer->row_bytes, .to = slot->rows};
+    cargo c = {.row_bytes = p->buffer->wire_bytes, .to = slot->rows};
+    if (p->status == EPO_OK && p->buffer->wire != EPO_WIRE_ROWS)
+        src = pack_rows(p, src);
     if (p->status != EPO_OK)
         return;
+    c.rows = src;
     slot->use++;
     if (p->plan->back == NULL) /* flex sends no padding */
         g->stats.padding_bytes += p->plan->padding.out * p->buffer->row_bytes;
@@ -211,7 +247,9 @@ void moe_pass_expand(moe_pass *p, int chunk, void *dst) {
                               .src = moe_buffer_at(b, slot->rows),
                               .index = p->plan->expand + first,
                               .rows = rows,
-                              .row_bytes = (uint32_t)b->row_bytes};
+                              .row_bytes = (uint32_t)b->row_bytes,
+                              .wire = moe_buffer_wire(b),
+                              .type = b->type};
     epo_deps deps = moe_deps("expand", EPO_INTERVAL_LOCAL, chunk);
     moe_deps_wait(
         &deps, moe_buffer_flag(b, arrive_flag(p, slot, chunk), slot->use, "dispatch chunk", chunk));
@@ -287,6 +325,11 @@ epo_queue *moe_pass_lane(const moe_pass *p, int chunk) {
     return g->odd != NULL && chunk % 2 == 1 ? g->odd : g->compute;
 }
 
+bool moe_plan_sums(const epo_plan *plan) {
+    const epo_group *g = plan->buffer->group;
+    return plan->back != NULL && g->ops->info(g->be)->sums && plan->buffer->row_bytes % 16 == 0;
+}
+
 /* flex: the chunk's finished rows, summed over a token's slots. */
 static void sum_back(moe_pass *p, int chunk, const void *rows, const float *row_weight) {
     epo_group *g = p->group;
@@ -313,7 +356,7 @@ static void sum_back(moe_pass *p, int chunk, const void *rows, const float *row_
         epo_deps gather_deps = moe_deps("dweights", EPO_INTERVAL_LOCAL, chunk);
         p->status = g->ops->gather(moe_pass_lane(p, chunk), &gather, &gather_deps);
     }
-    if (p->status == EPO_OK)
+    if (p->status == EPO_OK && !moe_plan_sums(p->plan))
         p->status = g->ops->reduce(moe_pass_lane(p, chunk), &reduce, &deps);
 }
 
@@ -322,9 +365,10 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
     epo_buffer *b = p->buffer;
     moe_slot *slot = &b->combine;
     uint64_t k = (uint64_t)p->plan->top_k;
-    bool flex = p->plan->back != NULL;
+    bool flex = p->plan->back != NULL, sums = moe_plan_sums(p->plan), last = chunk == p->chunks - 1;
     if (flex && chunk == 0) {
-        moe_pass_get(p, p->plan->back_rows, b->row_bytes, &p->back);
+        if (!sums)
+            moe_pass_get(p, p->plan->back_rows, b->row_bytes, &p->back);
         moe_pass_get(p, p->plan->back_rows * k, sizeof(float), &p->back_weight);
     }
     if (flex && p->status == EPO_OK)
@@ -333,7 +377,8 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
     p->own_weight = row_weight;
     if (p->status != EPO_OK)
         return;
-    cargo c = {.rows = flex ? p->back.ptr : rows,
+    cargo c = {.rows = flex && !sums ? p->back.ptr : rows,
+               .back = sums ? p->plan->back : NULL,
                .row_bytes = b->row_bytes,
                .to = slot->rows,
                .extra = row_weight == NULL ? NULL
@@ -343,7 +388,14 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
                .extra_to = slot->extra};
     epo_exchange x = load_lane(p, &p->combine, chunk, chunk + 1, &c);
     epo_deps deps = moe_deps("combine", EPO_INTERVAL_COMM, chunk);
-    moe_deps_wait(&deps, epo_ready_event(p->chained ? g->part[chunk] : g->rows));
+    /* Sums go on the chunk's own lane, one chunk behind the other; the last one speaks
+     * for the dispatch too. */
+    if (!sums)
+        moe_deps_wait(&deps, epo_ready_event(p->chained ? g->part[chunk] : g->rows));
+    else if (chunk > 0)
+        moe_deps_wait(&deps, epo_ready_event(g->returned));
+    if (sums && last)
+        moe_deps_wait(&deps, epo_ready_event(g->sent));
     if (!g->overlap)
         moe_deps_wait(&deps, epo_ready_event(g->fill_done));
     if (chunk == 0) {
@@ -353,10 +405,10 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
     }
     x.flag_offset = arrive_flag(p, slot, chunk);
     x.epoch = slot->use;
-    x.alone = p->tail && !p->beside && chunk == p->chunks - 1;
-    deps.signal = chunk == p->chunks - 1 ? g->sent : NULL;
+    x.alone = p->tail && !p->beside && last;
+    deps.signal = last ? g->sent : sums ? g->returned : NULL;
     moe_stats_exchange(g, MOE_BYTES_COMBINE, x.send, x.nsend);
-    p->status = g->ops->exchange(g->comm, &x, &deps);
+    p->status = g->ops->exchange(sums ? moe_pass_lane(p, chunk) : g->comm, &x, &deps);
 }
 
 void moe_pass_finish(moe_pass *p, void *y, float *slot_weight) {
@@ -415,6 +467,7 @@ epo_status moe_pass_end(moe_pass *p) {
     free(p->apart);
     free(p->apart_again);
     p->apart = p->apart_again = NULL;
+    moe_pool_put(g, &p->wire);
     return p->status;
 }
 

@@ -262,9 +262,11 @@ static epo_status exchange_records(epo_buffer *b, const char *mine, char *record
     uint64_t slot = b->counts + (epoch % 2) * (uint64_t)g->ranks * b->counts_bytes;
     for (int i = 0; i < g->ranks; i++) {
         int peer = (g->rank + 1 + i) % g->ranks;
-        send[i] = (epo_segment){peer, arena.block.ptr,
-                                NULL, slot + (uint64_t)g->rank * b->counts_bytes,
-                                1,    (uint32_t)b->counts_bytes};
+        send[i] = (epo_segment){.peer = peer,
+                                .src = arena.block.ptr,
+                                .dst_offset = slot + (uint64_t)g->rank * b->counts_bytes,
+                                .rows = 1,
+                                .row_bytes = (uint32_t)b->counts_bytes};
         recv[i] = (epo_arrival){peer, slot + (uint64_t)peer * b->counts_bytes, b->counts_bytes};
     }
     epo_exchange x = {.window = b->window,

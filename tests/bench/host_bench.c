@@ -94,7 +94,8 @@ static void bench_waiting(kit *k) {
 
 static void run_exchange(kit *k, const int32_t *index) {
     int to = (k->c->rank + 1) % k->c->ranks;
-    epo_segment seg = {to, k->src, index, 0, ROWS, HIDDEN * 4};
+    epo_segment seg = {
+        .peer = to, .src = k->src, .index = index, .rows = ROWS, .row_bytes = HIDDEN * 4};
     epo_exchange x = {.window = k->w,
                       .send = &seg,
                       .nsend = 1,

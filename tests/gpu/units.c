@@ -90,6 +90,100 @@ static void test_gather(epo_dtype type, int width) {
     cudaFree(d_src);
 }
 
+/* The same sums on their way into a window, in two segments and a plain one behind them:
+ * bit for bit what reduce made. */
+static void test_sums(const epo_rows_reduce *r) {
+    const uint64_t row = (uint64_t)r->elements * test_size(r->type), half = r->rows / 3;
+    epo_window *w = NULL;
+    char name[64];
+    if (!ops->info(be)->sums || row % 16 != 0 || r->width > 32)
+        return;
+    bool ok = ops->window_create(be, 2 * r->rows * row + 4096, &w) == EPO_OK;
+    char *local = ops->window_local(w);
+    TEST_CUDA(cudaMemset(local, 0xff, 2 * r->rows * row));
+    epo_segment s[] = {
+        {.src = r->src,
+         .index = r->index,
+         .dst_offset = 4096,
+         .rows = half,
+         .row_bytes = (uint32_t)row,
+         .sum = r->width,
+         .type = r->type},
+        {.src = r->src,
+         .index = r->index + half * (uint64_t)r->width,
+         .dst_offset = 4096 + half * row,
+         .rows = r->rows - half,
+         .row_bytes = (uint32_t)row,
+         .sum = r->width,
+         .type = r->type},
+        {.src = r->src, .dst_offset = 4096 + r->rows * row, .rows = 7, .row_bytes = (uint32_t)row},
+    };
+    epo_exchange x = {.window = w, .send = s, .nsend = 3, .flag_offset = 0, .epoch = 1};
+    epo_deps deps = deps_of("combine");
+    ok = ok && finish(ops->exchange(queue, &x, &deps));
+    void *want = fetch(r->dst, r->rows * row), *got = fetch(local + 4096, (r->rows + 7) * row);
+    void *rows = fetch(r->src, 7 * row);
+    ok = ok && memcmp(want, got, r->rows * row) == 0 &&
+         memcmp(rows, (char *)got + r->rows * row, 7 * row) == 0;
+    snprintf(name, sizeof name, "sums on the way %s %d x %d", test_type(r->type), r->elements,
+             r->width);
+    test_result(name, ok, "bit for bit as reduce");
+    free(rows);
+    free(got);
+    free(want);
+    ops->window_destroy(be, w);
+}
+
+/* Rows to the wire and back, some of them `own`, some zeros. */
+static void test_wire(epo_dtype type, int elements) {
+    enum { ROWS = 50, OUT = 90 };
+    const uint64_t n = (uint64_t)elements, row = n * test_size(type), wire = epo_wire_bytes(n);
+    char name[64], text[64];
+    int32_t index[OUT];
+    int wrong = 0;
+    double worst = 0;
+    for (int i = 0; i < OUT; i++)
+        index[i] = i % 9 == 0 ? -1
+                   : i % 2    ? (int32_t)(test_random(seed, (uint64_t)i) % ROWS)
+                              : -2 - (int32_t)(test_random(seed, (uint64_t)i) % ROWS);
+    void *x = random_rows(ROWS * n, type);
+    void *d_x = test_upload(x, ROWS * row), *d_wire = test_device(ROWS * wire, 0xff);
+    void *d_index = test_upload(index, sizeof index), *d_out = test_device(OUT * row, 0xff);
+    epo_wire_pack pack = {d_wire, d_x, ROWS, elements, type};
+    epo_rows_gather g = {.dst = d_out,
+                         .src = d_wire,
+                         .own = d_wire,
+                         .index = d_index,
+                         .rows = OUT,
+                         .row_bytes = (uint32_t)row,
+                         .wire = elements,
+                         .type = type};
+    epo_deps deps = deps_of("wire");
+    bool ok = finish(ops->wire_pack(queue, &pack, &deps)) && finish(ops->gather(queue, &g, &deps));
+    void *out = fetch(d_out, OUT * row);
+    for (int i = 0; i < OUT; i++)
+        for (uint64_t c = 0; c < n; c++) {
+            const uint64_t from = (uint64_t)(index[i] >= 0 ? index[i] : -2 - index[i]) * n;
+            const double got = test_load(out, (uint64_t)i * n + c, type);
+            double most = 0;
+            for (uint64_t j = c / 128 * 128; j < c / 128 * 128 + 128 && index[i] != -1; j++)
+                most = fmax(most, fabs(test_load(x, from + j, type)));
+            const double want = index[i] == -1 ? 0 : test_load(x, from + c, type);
+            const double off = fabs(got - want);
+            worst = fmax(worst, most > 0 ? off / most : off);
+            wrong += !(off <= fmax(fabs(want) * (1.0 / 16 + 1.0 / 128), most / 1024));
+        }
+    snprintf(name, sizeof name, "e4m3 %s x %d", test_type(type), elements);
+    snprintf(text, sizeof text, "%d wrong, error %.2e of the largest", wrong, worst);
+    test_result(name, ok && wrong == 0, text);
+    free(out);
+    free(x);
+    cudaFree(d_out);
+    cudaFree(d_index);
+    cudaFree(d_wire);
+    cudaFree(d_x);
+}
+
 static void test_reduce(epo_dtype type, int elements, int width) {
     const int rows = 500, from = 700;
     const uint64_t n = (uint64_t)rows * (uint64_t)elements, size = test_size(type);
@@ -113,6 +207,10 @@ static void test_reduce(epo_dtype type, int elements, int width) {
                          .own = (char *)d_src + (uint64_t)(from / 2 * elements) * size};
     epo_deps deps = deps_of("reduce");
     bool ok = finish(ops->reduce(queue, &r, &deps));
+    epo_rows_reduce plain = r; /* rows of `own` by their number in src */
+    plain.index = test_upload(index, (uint64_t)rows * (uint64_t)width * sizeof *index);
+    test_sums(&plain);
+    cudaFree((void *)(uintptr_t)plain.index);
     double *want = calloc(n, sizeof *want);
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < width; j++)
@@ -370,7 +468,8 @@ static void test_late(const char *mode) {
 static void test_refused(void) {
     epo_window *w = NULL;
     bool ok = ops->window_create(be, 4096, &w) == EPO_OK;
-    epo_segment s = {0, ops->window_local(w), NULL, UINT64_C(1) << 40, 4, 16};
+    epo_segment s = {
+        .src = ops->window_local(w), .dst_offset = UINT64_C(1) << 40, .rows = 4, .row_bytes = 16};
     epo_exchange x = {.window = w, .send = &s, .nsend = 1, .flag_offset = 0, .epoch = 1};
     epo_deps deps = deps_of("dispatch");
     ok = ok && ops->exchange(queue, &x, &deps) == EPO_E_ARG;
@@ -405,6 +504,11 @@ int main(void) {
         test_reduce(types[t], 2048, 8);
         test_reduce(types[t], 33, 3);
         test_reduce(types[t], 64, 40);
+        test_reduce(types[t], 7168, 32);
+        test_reduce(types[t], 136, 1);
+        test_wire(types[t], 128);
+        test_wire(types[t], 2048);
+        test_wire(types[t], 7168);
         test_swiglu(types[t], 768, false);
         test_swiglu(types[t], 33, true);
         for (int kind = EPO_GEMM_FORWARD; kind <= EPO_GEMM_WGRAD; kind++) {

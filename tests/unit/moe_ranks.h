@@ -46,7 +46,7 @@ typedef struct moe_how {
     epo_saved_mode saved;
     const epo_group_config *memory;  /* alloc and free of these; alloc_ctx: [rank] */
     int fail_call;                   /* not 0: its n-th call fails, on rank 0 */
-    const epo_buffer_config *limits; /* capacity, overflow, padding of these; NULL: none */
+    const epo_buffer_config *limits; /* capacity, overflow, padding, wire; NULL: none */
 } moe_how;
 
 /* A group for `how`; NULL after a failure, which is counted. */

@@ -77,14 +77,23 @@ static void sender_fill(sender *s, const schedule *sc, int round, int c, int ran
         }
         uint64_t to = sc->offset[c][rank][d];
         if (d % 2 == 1) {
-            s->seg[s->nseg++] = (epo_segment){d, s->rows, s->index + at, to, n, sc->row_bytes};
+            s->seg[s->nseg++] = (epo_segment){.peer = d,
+                                              .src = s->rows,
+                                              .index = s->index + at,
+                                              .dst_offset = to,
+                                              .rows = n,
+                                              .row_bytes = sc->row_bytes};
         } else {
             uint32_t half = n / 2;
             const unsigned char *from = s->rows + (size_t)at * sc->row_bytes;
             size_t skip = (size_t)half * sc->row_bytes;
-            s->seg[s->nseg++] = (epo_segment){d, from, NULL, to, half, sc->row_bytes};
-            s->seg[s->nseg++] =
-                (epo_segment){d, from + skip, NULL, to + skip, n - half, sc->row_bytes};
+            s->seg[s->nseg++] = (epo_segment){
+                .peer = d, .src = from, .dst_offset = to, .rows = half, .row_bytes = sc->row_bytes};
+            s->seg[s->nseg++] = (epo_segment){.peer = d,
+                                              .src = from + skip,
+                                              .dst_offset = to + skip,
+                                              .rows = n - half,
+                                              .row_bytes = sc->row_bytes};
         }
         at += n;
     }
@@ -209,7 +218,7 @@ static void bad_exchanges(rank_ctx *c) {
     EXPECT(c, c->ops->queue_create(c->be, EPO_QUEUE_COMM, &comm) == EPO_OK);
     EXPECT(c, c->ops->queue_create(c->be, EPO_QUEUE_COMPUTE, &compute) == EPO_OK);
     EXPECT(c, c->ops->window_create(c->be, 256, &w) == EPO_OK);
-    epo_segment seg = {1, rows, NULL, 200, 2, 32};
+    epo_segment seg = {.peer = 1, .src = rows, .dst_offset = 200, .rows = 2, .row_bytes = 32};
     epo_exchange x = {.window = w, .send = &seg, .nsend = 1, .epoch = 1};
     EXPECT(c, c->ops->exchange(comm, &x, NULL) == EPO_E_ARG); /* 8 bytes too long */
     seg.dst_offset = UINT64_MAX - 8;

@@ -83,7 +83,8 @@ static void use_window(proc *me, epo_backend *be, int rank, int ranks) {
         return;
     epo_segment seg[PROC_MAX];
     for (int r = 0; r < ranks; r++)
-        seg[r] = (epo_segment){r, value, NULL, 16 * (uint64_t)rank, 1, 16};
+        seg[r] = (epo_segment){
+            .peer = r, .src = value, .dst_offset = 16 * (uint64_t)rank, .rows = 1, .row_bytes = 16};
     epo_exchange x = {.window = w, .send = seg, .nsend = ranks, .flag_offset = flags, .epoch = 1};
     EXPECT(me, ops->exchange(q, &x, NULL) == EPO_OK);
     const unsigned char *mine = ops->window_local(w);

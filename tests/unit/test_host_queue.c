@@ -430,7 +430,7 @@ static _Atomic int64_t link_sent; /* when rank 0 began */
 /* Least seconds, of three exchanges of n * LINK_BYTES from rank 0 to rank `to`, until the
  * caller saw it: a busy machine makes some late, none early. */
 static double link_time(rank_ctx *c, kit *k, const void *rows, int to, uint64_t n, uint64_t epoch) {
-    epo_segment seg = {to, rows, NULL, 0, n, (uint32_t)LINK_BYTES};
+    epo_segment seg = {.peer = to, .src = rows, .rows = n, .row_bytes = (uint32_t)LINK_BYTES};
     double least = INFINITY;
     for (uint64_t try = 0; try < 3; try++) {
         if (c->rank == 0)

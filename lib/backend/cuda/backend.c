@@ -53,6 +53,7 @@ static epo_status device_open(epo_backend *be) {
                         "GPU %d (%s) has compute capability %d.%d; 8.0 or newer is needed",
                         be->device, prop.name, prop.major, prop.minor);
     be->sms = prop.multiProcessorCount;
+    be->bulk = prop.major >= 9;
     return EPO_OK;
 }
 
@@ -110,6 +111,14 @@ static epo_status copies_choose(epo_backend *be) {
     if (*end != '\0' || be->small_piece > UINT64_C(1) << 40)
         return epo_fail(EPO_E_ARG, "EP_OVERLAP_CUDA_SMALL: found '%s', allowed bytes, 0..2^40",
                         wish);
+    return EPO_OK;
+}
+
+static epo_status sums_choose(epo_backend *be) {
+    const char *wish = getenv("EP_OVERLAP_CUDA_SUMS");
+    if (wish != NULL && wish[0] != '\0' && strcmp(wish, "0") != 0 && strcmp(wish, "1") != 0)
+        return epo_fail(EPO_E_ARG, "EP_OVERLAP_CUDA_SUMS: found '%s', allowed 0, 1", wish);
+    be->sums = be->bulk && wish != NULL && strcmp(wish, "1") == 0;
     return EPO_OK;
 }
 
@@ -193,7 +202,7 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
     if ((status = device_open(be)) != EPO_OK || (status = gpu_memory_open(be)) != EPO_OK ||
         (status = gpu_late_open(be)) != EPO_OK || (status = gpu_watch_start(be)) != EPO_OK ||
         (status = waits_choose(be)) != EPO_OK || (status = gemm_choose(be)) != EPO_OK ||
-        (status = copies_choose(be)) != EPO_OK ||
+        (status = sums_choose(be)) != EPO_OK || (status = copies_choose(be)) != EPO_OK ||
         (status = reach_choose(be, why, sizeof why)) != EPO_OK) {
         char text[EPO_ERROR_MAX]; /* the peers need not wait for this rank */
         snprintf(text, sizeof text, "%s", epo_fail_text());
@@ -213,6 +222,7 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
         .fused = true,
         .parts = be->one_sided,
         .own_rows = true,
+        .sums = be->one_sided && be->sums,
         .types = 1U << EPO_F32 | 1U << EPO_BF16 | 1U << EPO_F16,
     };
     *out = be;
@@ -254,7 +264,22 @@ static epo_status op_gather(epo_queue *q, const epo_rows_gather *g, const epo_de
     epo_status status;
     if (!gpu_op_begin(q, deps, &status))
         return status;
-    GPU_TRY(q->be, deps->name, gpu_kernel_gather(q->stream, q->be->sms, g, late_of(q, deps)));
+    if (g->wire == 0)
+        GPU_TRY(q->be, deps->name, gpu_kernel_gather(q->stream, q->be->sms, g, late_of(q, deps)));
+    else
+        GPU_TRY(q->be, deps->name, gpu_kernel_wire_gather(q->stream, q->be->sms, g));
+    if (g->wire > 0 && deps->result)
+        GPU_TRY(q->be, deps->name,
+                gpu_kernel_poison(q->stream, q->be->late_word, g->dst, g->rows * g->row_bytes, NULL,
+                                  0));
+    return gpu_op_end(q, deps);
+}
+
+static epo_status op_wire_pack(epo_queue *q, const epo_wire_pack *p, const epo_deps *deps) {
+    epo_status status;
+    if (!gpu_op_begin(q, deps, &status))
+        return status;
+    GPU_TRY(q->be, deps->name, gpu_kernel_wire_pack(q->stream, q->be->sms, p));
     return gpu_op_end(q, deps);
 }
 
@@ -314,6 +339,7 @@ static const epo_backend_ops ops = {
     .sync = gpu_sync,
     .exchange = gpu_exchange,
     .gather = op_gather,
+    .wire_pack = op_wire_pack,
     .reduce = op_reduce,
     .gemm = gpu_gemm,
     .swiglu = op_swiglu,

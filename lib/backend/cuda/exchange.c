@@ -8,6 +8,7 @@
  * COMPUTE, with the whole GPU to itself), are written by one kernel straight to the
  * peers.  The flags follow the bytes.
  */
+#include "backend/cuda/flex.h"
 #include "backend/cuda/gpu.h"
 
 #include <inttypes.h>
@@ -248,6 +249,42 @@ static epo_status push(epo_queue *q, const epo_exchange *x, const char *phase) {
     return status;
 }
 
+static bool has_sums(const epo_exchange *x) {
+    for (int i = 0; i < x->nsend; i++)
+        if (x->send[i].sum > 0)
+            return true;
+    return false;
+}
+
+/* Sums straight to their place, all of one kind, on all SMs: their operands are
+ * what takes time.  Then the rest, and the flags. */
+static epo_status push_sums(epo_queue *q, const epo_exchange *x, const char *phase) {
+    gpu_segment piece[GPU_SEGMENTS];
+    table rest = {.q = q, .stream = q->stream, .phase = phase, .blocks = PUSH_BLOCKS};
+    epo_status status = EPO_OK;
+    for (int i = 0, n = 0; i < x->nsend && status == EPO_OK; i++) {
+        const epo_segment *s = &x->send[i];
+        char *dst = x->window->peer[s->peer] + s->dst_offset;
+        if (s->sum == 0 && s->rows > 0)
+            status = table_add(&rest, dst, s);
+        if (s->sum > 0 && s->rows > 0)
+            piece[n++] = (gpu_segment){dst, s->src, s->index, s->rows};
+        const bool end = i == x->nsend - 1 || x->send[i + 1].sum == 0 || n == GPU_SEGMENTS;
+        if (n > 0 && end) {
+            GPU_TRY(q->be, phase,
+                    gpu_flex_sum_segments(q->stream, q->be->sms, piece, n, s->sum, s->row_bytes,
+                                          s->type));
+            n = 0;
+        }
+    }
+    if (status == EPO_OK)
+        status = table_flush(&rest);
+    if (status == EPO_OK)
+        status =
+            gpu_flag_write(q, q->stream, x->window, GPU_FLAG_ALL, x->flag_offset, x->epoch, phase);
+    return status;
+}
+
 /* Peers' gathered rows to staging, and own rows with them; from[i]: where segment i
  * lies contiguously then. */
 static epo_status pack(epo_queue *q, const epo_exchange *x, cudaStream_t stream, const char *phase,
@@ -378,6 +415,8 @@ static epo_status exchange_part(epo_queue *q, const epo_exchange *x, const epo_d
     if (q->be->one_sided && x->nsend == 0)
         return gpu_flag_write(q, q->stream, x->window, GPU_FLAG_ALL, x->flag_offset, x->epoch,
                               deps->name);
+    if (has_sums(x))
+        return push_sums(q, x, deps->name);
     if (stores)
         return few_launches(x) ? push_few(q, x, deps->name) : push(q, x, deps->name);
     const char **from = calloc((size_t)x->nsend + 1, sizeof *from);

@@ -50,32 +50,46 @@ __global__ void __launch_bounds__(512) flex_count(const __grid_constant__ gpu_fl
         p.base[(int64_t)blockIdx.x * columns + i] = counts[i];
 }
 
+constexpr int kTotalColumns = 32, kTotalRows = 16; /* of a thread block */
+
 /* Totals of columns [first, columns). */
-__global__ void flex_totals(const __grid_constant__ gpu_flex_plan p, int blocks, int first,
-                            int columns, uint32_t *out) {
-    const int i = first + blockIdx.x * blockDim.x + threadIdx.x;
+__global__ void __launch_bounds__(kTotalColumns *kTotalRows)
+    flex_totals(const __grid_constant__ gpu_flex_plan p, int blocks, int first, int columns,
+                uint32_t *out) {
+    __shared__ uint32_t part[kTotalRows][kTotalColumns];
+    const int i = first + blockIdx.x * kTotalColumns + threadIdx.x;
     uint32_t sum = 0;
-    if (i >= columns)
-        return;
 #pragma unroll 8
-    for (int b = 0; b < blocks; b++)
-        sum += p.base[(int64_t)b * columns + i];
+    for (int b = threadIdx.y; i < columns && b < blocks; b += kTotalRows)
+        sum += __ldg(p.base + (int64_t)b * columns + i);
+    part[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y != 0 || i >= columns)
+        return;
+    for (int r = 1; r < kTotalRows; r++)
+        sum += part[r][threadIdx.x];
     out[i - first] = sum;
 }
 
-/* next[] = the columns' counts before this block, total[] = over all blocks. */
+/* next[] = the columns' counts before this block, total[] = over all blocks.  Threads
+ * share a column's blocks; sums of integers come out the same in any order. */
 __device__ void prefix_columns(const gpu_flex_plan &p, int columns, uint32_t *next,
                                uint32_t *total) {
-    for (int i = threadIdx.x; i < columns; i += blockDim.x) {
+    const int wide = columns < (int)blockDim.x ? (columns + 31) / 32 * 32 : (int)blockDim.x;
+    const int groups = (int)blockDim.x / wide, group = threadIdx.x / wide;
+    for (int i = threadIdx.x; i < columns; i += blockDim.x)
+        next[i] = total[i] = 0;
+    __syncthreads();
+    for (int i = threadIdx.x % wide; group < groups && i < columns; i += wide) {
         uint32_t before = 0, all = 0;
-#pragma unroll 8
-        for (int b = 0; b < (int)gridDim.x; b++) {
+#pragma unroll 16
+        for (int b = group; b < (int)gridDim.x; b += groups) {
             const uint32_t c = __ldg(p.base + (int64_t)b * columns + i);
             all += c;
             before += b < (int)blockIdx.x ? c : 0;
         }
-        next[i] = before;
-        total[i] = all;
+        atomicAdd(&next[i], before);
+        atomicAdd(&total[i], all);
     }
 }
 
@@ -285,8 +299,9 @@ extern "C" cudaError_t gpu_flex_count(cudaStream_t stream, const gpu_flex_plan *
 extern "C" cudaError_t gpu_flex_totals(cudaStream_t stream, const gpu_flex_plan *p, int first,
                                        uint32_t *out) {
     const int columns = gpu_flex_columns(p);
-    flex_totals<<<(columns - first + 127) / 128, 128, 0, stream>>>(*p, blocks_of(p), first, columns,
-                                                                   out);
+    const dim3 threads(kTotalColumns, kTotalRows);
+    const unsigned grid = (unsigned)((columns - first + kTotalColumns - 1) / kTotalColumns);
+    flex_totals<<<grid, threads, 0, stream>>>(*p, blocks_of(p), first, columns, out);
     return cudaGetLastError();
 }
 

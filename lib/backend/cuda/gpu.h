@@ -122,6 +122,8 @@ struct epo_backend {
     bool thin;            /* rows go back by kernels beside GEMMs, not by copy engines */
     bool pack;            /* gathered rows by copy engines too */
     bool batch_copies;    /* many copies in one call */
+    bool bulk;            /* the device copies in bulk: kernels of flex_*.cu (sm_90) */
+    bool sums;            /* exchanges sum rows on their way */
     bool shared_device;   /* another rank uses this GPU too */
     gpu_words *words;     /* made by the first chain */
     gpu_meet *meet;

@@ -49,6 +49,9 @@ cudaError_t gpu_kernel_gather(cudaStream_t stream, int sms, const epo_rows_gathe
  * tell; its parts need one launch, so at most GPU_SEGMENTS. */
 cudaError_t gpu_kernel_segments(cudaStream_t stream, int blocks, const gpu_segment *segments,
                                 int count, uint32_t row_bytes, const gpu_raise *raise, bool thin);
+/* flex_fp8.cu; 16-byte aligned rows. */
+cudaError_t gpu_kernel_wire_pack(cudaStream_t stream, int sms, const epo_wire_pack *p);
+cudaError_t gpu_kernel_wire_gather(cudaStream_t stream, int sms, const epo_rows_gather *g);
 cudaError_t gpu_kernel_reduce(cudaStream_t stream, int sms, const epo_rows_reduce *r,
                               const uint32_t *late);
 cudaError_t gpu_kernel_poison(cudaStream_t stream, const uint32_t *late, void *ptr, uint64_t bytes,

@@ -31,8 +31,11 @@ static epo_status sum_piece(epo_backend *be, float *data, uint64_t count, epo_se
     const uint64_t slot = SUM_FLOATS * sizeof(float);
     for (int i = 0; i < be->ranks; i++) {
         const int peer = (be->rank + 1 + i) % be->ranks;
-        send[i] =
-            (epo_segment){peer, data, NULL, set + (uint64_t)be->rank * slot, count, sizeof(float)};
+        send[i] = (epo_segment){.peer = peer,
+                                .src = data,
+                                .dst_offset = set + (uint64_t)be->rank * slot,
+                                .rows = count,
+                                .row_bytes = sizeof(float)};
         recv[i] = (epo_arrival){peer, set + (uint64_t)peer * slot, count * sizeof(float)};
     }
     epo_exchange x = {.window = be->sum,

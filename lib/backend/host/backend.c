@@ -185,6 +185,7 @@ static const epo_backend_ops host_ops = {
     .sync = host_sync,
     .exchange = host_exchange,
     .gather = host_gather,
+    .wire_pack = host_wire_pack,
     .reduce = host_reduce,
     .gemm = host_gemm,
     .swiglu = host_swiglu,

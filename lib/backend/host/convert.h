@@ -44,6 +44,27 @@ HOST_INLINE uint16_t host_to_bf16(float f) {
     return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
 }
 
+/* e4m3, at most 448 in size. */
+HOST_INLINE float host_from_e4m3(uint8_t c) {
+    uint32_t exponent = (uint32_t)c >> 3 & 15, mantissa = c & 7u;
+    float size = exponent == 0 ? (float)mantissa / 512.0F
+                               : host_float((exponent + 120) << 23 | mantissa << 20);
+    size = (c & 0x7f) == 0x7f ? host_float(0x7fc00000u) : size;
+    return (c & 0x80) != 0 ? -size : size;
+}
+
+HOST_INLINE uint8_t host_to_e4m3(float f) {
+    uint32_t u = host_bits(f), sign = u >> 24 & 0x80u, rest = u & 0x7fffffffu;
+    if (rest > 0x7f800000u)
+        return (uint8_t)(sign | 0x7fu);
+    if (rest > 0x43e00000u) /* 448 */
+        rest = 0x43e00000u;
+    /* Below 2^-6 the addition of 2^14 aligns to steps of 2^-9 and rounds. */
+    uint32_t small = host_bits(host_float(rest) + 16384.0F) - 0x46800000u;
+    uint32_t normal = ((rest + 0x7ffffu + (rest >> 20 & 1u)) >> 20) - (120u << 3);
+    return (uint8_t)(sign | (rest < 0x3c800000u ? small : normal));
+}
+
 HOST_INLINE float host_from_f16(uint16_t h) {
     uint32_t sign = (uint32_t)(h & 0x8000u) << 16, rest = (uint32_t)(h & 0x7fffu) << 13;
     uint32_t exponent = rest & 0x0f800000u;

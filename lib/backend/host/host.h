@@ -89,6 +89,7 @@ struct host_op {
     union {
         epo_exchange exchange;
         epo_rows_gather gather;
+        epo_wire_pack pack;
         epo_rows_reduce reduce;
         epo_gemm gemm;
         epo_swiglu swiglu;
@@ -288,6 +289,7 @@ epo_status host_op_issue(epo_queue *q, host_op *op);
 epo_status host_link_parse(const char *text, host_link *out);
 epo_status host_exchange(epo_queue *q, const epo_exchange *x, const epo_deps *deps);
 epo_status host_gather(epo_queue *q, const epo_rows_gather *g, const epo_deps *deps);
+epo_status host_wire_pack(epo_queue *q, const epo_wire_pack *p, const epo_deps *deps);
 epo_status host_reduce(epo_queue *q, const epo_rows_reduce *r, const epo_deps *deps);
 epo_status host_gemm(epo_queue *q, const epo_gemm *g, const epo_deps *deps);
 epo_status host_swiglu(epo_queue *q, const epo_swiglu *s, const epo_deps *deps);

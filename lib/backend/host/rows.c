@@ -11,17 +11,62 @@
 
 #define ROWS_BLOCK 512 /* elements summed at a time: 2 KiB of the stack */
 
+/* ---- wire rows ---- */
+
+static void wire_pack_run(host_worker *w, host_op *op) {
+    (void)w;
+    const epo_wire_pack *p = &op->u.pack;
+    const uint64_t n = (uint64_t)p->elements, bytes = epo_wire_bytes(n);
+    unsigned char *dst = p->dst;
+    for (uint64_t row = 0; row < p->rows; row++, dst += bytes)
+        for (uint64_t at = 0; at < n; at += EPO_WIRE_GROUP) {
+            float v[EPO_WIRE_GROUP], most = 0;
+            host_load(v, p->src, row * n + at, EPO_WIRE_GROUP, p->type);
+            for (int i = 0; i < EPO_WIRE_GROUP; i++) {
+                float size = host_float(host_bits(v[i]) & 0x7fffffffu);
+                most = size > most ? size : most;
+            }
+            const float scale = most > 0 ? most / 448.0F : 1.0F, inverse = 1.0F / scale;
+            for (int i = 0; i < EPO_WIRE_GROUP; i++)
+                dst[at + (uint64_t)i] = host_to_e4m3(v[i] * inverse);
+            memcpy(dst + n + at / EPO_WIRE_GROUP * sizeof scale, &scale, sizeof scale);
+        }
+}
+
+epo_status host_wire_pack(epo_queue *q, const epo_wire_pack *p, const epo_deps *deps) {
+    host_op *op;
+    epo_status status = host_op_create(q, deps, wire_pack_run, &op);
+    if (status != EPO_OK)
+        return status;
+    op->u.pack = *p;
+    return host_op_issue(q, op);
+}
+
+static void wire_unpack(const epo_rows_gather *g, uint64_t row, const unsigned char *from) {
+    const uint64_t n = (uint64_t)g->wire;
+    for (uint64_t at = 0; at < n; at += EPO_WIRE_GROUP) {
+        float v[EPO_WIRE_GROUP], scale;
+        memcpy(&scale, from + n + at / EPO_WIRE_GROUP * sizeof scale, sizeof scale);
+        for (int i = 0; i < EPO_WIRE_GROUP; i++)
+            v[i] = host_from_e4m3(from[at + (uint64_t)i]) * scale;
+        host_store(g->dst, row * n + at, v, EPO_WIRE_GROUP, g->type);
+    }
+}
+
 static void gather_run(host_worker *w, host_op *op) {
     (void)w;
     const epo_rows_gather *g = &op->u.gather;
     unsigned char *dst = g->dst;
     const unsigned char *src = g->src;
+    const uint64_t bytes = g->wire > 0 ? epo_wire_bytes((uint64_t)g->wire) : g->row_bytes;
     for (uint64_t i = 0; i < g->rows; i++, dst += g->row_bytes) {
         int64_t from = g->index != NULL ? g->index[i] : (int64_t)i;
         if (from < 0)
             memset(dst, 0, g->row_bytes);
+        else if (g->wire > 0)
+            wire_unpack(g, i, src + (uint64_t)from * bytes);
         else
-            memcpy(dst, src + (uint64_t)from * g->row_bytes, g->row_bytes);
+            memcpy(dst, src + (uint64_t)from * bytes, bytes);
     }
 }
 

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * flex_device.cuh - flags, bulk copies and 16-byte accesses for flex's kernels.
+ */
+#ifndef EPO_BACKEND_CUDA_FLEX_DEVICE_CUH
+#define EPO_BACKEND_CUDA_FLEX_DEVICE_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#include "backend/cuda/flex.h"
+
+namespace flex {
+
+constexpr unsigned kAll = 0xffffffffu;
+
+/* ---- flags ---- */
+
+__device__ __forceinline__ uint64_t flag_load(const uint64_t *p) {
+    uint64_t v;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ void flag_store(uint64_t *p, uint64_t v) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+__device__ __forceinline__ uint64_t now_ns() {
+    uint64_t v;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(v));
+    return v;
+}
+
+__device__ __forceinline__ uint64_t *flag_word(char *window, uint64_t at, int source, int block) {
+    return reinterpret_cast<uint64_t *>(window + at) + (int64_t)source * GPU_FLEX_BLOCKS + block;
+}
+
+/* All threads of a block: every word of the flag reaches `epoch`, this rank's own
+ * included.  False: the limit passed, *late tells. */
+__device__ __forceinline__ bool wait_all(const gpu_flex &f, uint64_t at, uint64_t epoch,
+                                         unsigned phase) {
+    bool good = true;
+    for (int i = threadIdx.x; i < f.ranks * f.blocks && good; i += blockDim.x) {
+        const int source = i / f.blocks;
+        const uint64_t *word = flag_word(f.peer[f.rank], at, source, i % f.blocks);
+        uint64_t begun = 0;
+        for (unsigned spins = 0; flag_load(word) < epoch; spins++) {
+            if (spins % 256 != 255)
+                continue;
+            const uint64_t now = now_ns();
+            begun = begun == 0 ? now : begun;
+            if (now - begun > f.limit_ns || *(volatile unsigned *)f.late != 0) {
+                good = false;
+                break;
+            }
+        }
+        if (!good && *(volatile unsigned *)f.late == 0) {
+            f.late[1] = phase;
+            __threadfence_system();
+            *(volatile unsigned *)f.late = 1u + (unsigned)source;
+        }
+    }
+    return __syncthreads_and(good);
+}
+
+/* One thread per rank: this block's writes are there, this block has read. */
+__device__ __forceinline__ void tell_all(const gpu_flex &f, uint64_t at) {
+    __syncthreads();
+    if ((int)threadIdx.x < f.ranks) {
+        __threadfence_system();
+        flag_store(flag_word(f.peer[threadIdx.x], at, f.rank, blockIdx.x), f.epoch);
+    }
+}
+
+/* ---- bulk copies (sm_90) ---- */
+
+__device__ __forceinline__ uint32_t shared_of(const void *p) {
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void bar_init(uint64_t *bar, uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_of(bar)), "r"(arrivals)
+                 : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void bar_wait(uint64_t *bar, uint32_t parity) {
+    asm volatile("{\n.reg .pred p;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                 "@!p bra again;\n}" ::"r"(shared_of(bar)),
+                 "r"(parity)
+                 : "memory");
+}
+__device__ __forceinline__ void bar_arrive(uint64_t *bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_of(bar)) : "memory");
+}
+__device__ __forceinline__ void bar_expect(uint64_t *bar, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_of(bar)),
+                 "r"(bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void bulk_load(void *to, const void *from, uint32_t bytes,
+                                          uint64_t *bar) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(shared_of(to)),
+                 "l"(from), "r"(bytes), "r"(shared_of(bar))
+                 : "memory");
+}
+__device__ __forceinline__ void bulk_store(void *to, const void *from, uint32_t bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+                 "r"(shared_of(from)), "r"(bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void bulk_commit() {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+template <int N> __device__ __forceinline__ void bulk_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+}
+__device__ __forceinline__ void bulk_wait_all() {
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+/* What other threads wrote to global memory is there for bulk copies of this one. */
+__device__ __forceinline__ void bulk_acquire() {
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+#endif
+
+/* ---- elements ---- */
+
+template <typename T> __device__ __forceinline__ float to_float(T v);
+template <> __device__ __forceinline__ float to_float<float>(float v) { return v; }
+template <> __device__ __forceinline__ float to_float<__half>(__half v) { return __half2float(v); }
+template <> __device__ __forceinline__ float to_float<__nv_bfloat16>(__nv_bfloat16 v) {
+    return __bfloat162float(v);
+}
+template <typename T> __device__ __forceinline__ T from_float(float v);
+template <> __device__ __forceinline__ float from_float<float>(float v) { return v; }
+template <> __device__ __forceinline__ __half from_float<__half>(float v) {
+    return __float2half_rn(v);
+}
+template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float v) {
+    return __float2bfloat16_rn(v);
+}
+
+/* 16 bytes of elements. */
+template <typename T> struct alignas(16) Pack {
+    static constexpr int n = 16 / sizeof(T);
+    T e[n];
+};
+
+} // namespace flex
+
+#endif

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * flex_segments.cu - an exchange's segments by bulk copies: gathered rows, and rows that
+ * are sums, straight to the peers' windows.
+ */
+#include <stdint.h>
+
+#include "backend/cuda/flex_ring.cuh"
+#include "backend/cuda/flex_sums.cuh"
+
+namespace {
+
+using namespace flex;
+
+struct Table {
+    gpu_segment s[GPU_SEGMENTS];
+    uint32_t before[GPU_SEGMENTS + 1]; /* rows of the segments before each */
+    int count;
+};
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+/* The last segment that begins at or before the row. */
+__device__ __forceinline__ int segment_of(const Table &t, int64_t row) {
+    int low = 0, high = t.count - 1;
+    while (low < high) {
+        const int middle = (low + high + 1) / 2;
+        if (t.before[middle] <= row)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
+}
+
+/* Rows of all quarters in turns: while some cross a link the others use the memory. */
+__device__ __forceinline__ int64_t in_turns(int64_t row, int64_t rows) {
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        row = row % 2 == 0 ? row / 2 : (rows + 1) / 2 + row / 2;
+    return row;
+}
+#endif
+
+__global__ void __launch_bounds__(512, 1)
+    copy_rows(const __grid_constant__ Table table, uint32_t row_bytes, Cut cut) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    extern __shared__ __align__(128) char shared[];
+    Ring ring = ring_open(shared, cut);
+    const int64_t begin = (int64_t)(threadIdx.x / 32) * gridDim.x + blockIdx.x;
+    ring_run(
+        ring, begin, (int64_t)table.before[table.count] * cut.tiles, (int64_t)gridDim.x * cut.warps,
+        [&](int64_t i, int *bytes) {
+            const int64_t row = i / cut.tiles;
+            const int at = (int)(i - row * cut.tiles) * cut.bytes;
+            const gpu_segment &s = table.s[segment_of(table, row)];
+            const int64_t in = row - table.before[&s - table.s];
+            *bytes = (int)row_bytes - at < cut.bytes ? (int)row_bytes - at : cut.bytes;
+            return s.src + (s.index ? (int64_t)__ldg(s.index + in) : in) * row_bytes + at;
+        },
+        [&](int64_t) { return 0; },
+        [&](int, int64_t i, char *stage) {
+            if (threadIdx.x % 32 != 0)
+                return;
+            const int64_t row = i / cut.tiles;
+            const int at = (int)(i - row * cut.tiles) * cut.bytes;
+            const gpu_segment &s = table.s[segment_of(table, row)];
+            const int64_t in = row - table.before[&s - table.s];
+            const int bytes = (int)row_bytes - at < cut.bytes ? (int)row_bytes - at : cut.bytes;
+            bulk_store(s.dst + in * row_bytes + at, stage, (uint32_t)bytes);
+        });
+    bulk_wait_all();
+#endif
+}
+
+template <typename T>
+__global__ void __launch_bounds__(sums::kThreads<false>, 1)
+    sum_rows(const __grid_constant__ Table table, uint32_t row_bytes, int width, sums::Cut cut) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    extern __shared__ __align__(128) char shared[];
+    const int lane = threadIdx.x % 32;
+    sums::Sums s = sums::sums_open(shared, cut);
+    const int64_t rows = table.before[table.count];
+    auto piece_of = [&](int64_t i) {
+        sums::Piece p = sums::piece_of(cut, row_bytes, i);
+        p.row = in_turns(p.row, rows);
+        return p;
+    };
+    sums::sums_run<T, false>(
+        s, rows * cut.tiles, row_bytes,
+        [&](int64_t i) {
+            const int64_t row = piece_of(i).row;
+            const int n = segment_of(table, row);
+            return lane < width ? __ldg(table.s[n].index + (row - table.before[n]) * width + lane)
+                                : -1;
+        },
+        [&](int64_t i, int32_t from) {
+            const sums::Piece p = piece_of(i);
+            const char *src = table.s[segment_of(table, p.row)].src;
+            return sums::Summand{from >= 0 ? src + (int64_t)from * row_bytes + p.at : nullptr,
+                                 nullptr, false};
+        },
+        [&](int64_t i) {
+            const sums::Piece p = piece_of(i);
+            const int n = segment_of(table, p.row);
+            return table.s[n].dst + (p.row - table.before[n]) * row_bytes + p.at;
+        });
+#endif
+}
+
+/* Tables of all rows, GPU_SEGMENTS segments at a time. */
+template <typename Launch>
+cudaError_t by_table(const gpu_segment *segments, int count, Launch launch) {
+    for (int first = 0; first < count; first += GPU_SEGMENTS) {
+        Table table;
+        table.count = count - first < GPU_SEGMENTS ? count - first : GPU_SEGMENTS;
+        table.before[0] = 0;
+        for (int i = 0; i < table.count; i++) {
+            table.s[i] = segments[first + i];
+            table.before[i + 1] = table.before[i] + (uint32_t)table.s[i].rows;
+        }
+        if (table.before[table.count] == 0)
+            continue;
+        cudaError_t e = launch(table);
+        if (e != cudaSuccess)
+            return e;
+    }
+    return cudaSuccess;
+}
+
+unsigned grid_of(const Table &t, int tiles, int warps, int blocks) {
+    const uint64_t items = (uint64_t)t.before[t.count] * (uint64_t)tiles;
+    const uint64_t need = (items + (uint64_t)warps - 1) / (uint64_t)warps;
+    return (unsigned)(need < (uint64_t)blocks ? need : (uint64_t)blocks);
+}
+
+template <typename T>
+cudaError_t sum_by_type(cudaStream_t stream, int blocks, const gpu_segment *segments, int count,
+                        int width, uint32_t row_bytes) {
+    const sums::Cut cut = sums::cut_sums(width, row_bytes, 0);
+    const size_t bytes = sums::sum_bytes(cut);
+    cudaError_t e =
+        cudaFuncSetAttribute(sum_rows<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (e != cudaSuccess)
+        return e;
+    return by_table(segments, count, [&](const Table &table) {
+        const unsigned grid = grid_of(table, cut.tiles, 1, blocks);
+        sum_rows<T><<<grid, sums::kThreads<false>, bytes, stream>>>(table, row_bytes, width, cut);
+        return cudaGetLastError();
+    });
+}
+
+} // namespace
+
+extern "C" cudaError_t gpu_flex_copy_segments(cudaStream_t stream, int blocks,
+                                              const gpu_segment *segments, int count,
+                                              uint32_t row_bytes) {
+    const Cut cut = cut_rows(row_bytes, 4096, 16);
+    const size_t bytes = (size_t)cut.warps * kStages * ((size_t)cut.bytes + 8);
+    cudaError_t e =
+        cudaFuncSetAttribute(copy_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (e != cudaSuccess)
+        return e;
+    return by_table(segments, count, [&](const Table &table) {
+        copy_rows<<<grid_of(table, cut.tiles, cut.warps, blocks), cut.warps * 32, bytes, stream>>>(
+            table, row_bytes, cut);
+        return cudaGetLastError();
+    });
+}
+
+extern "C" cudaError_t gpu_flex_sum_segments(cudaStream_t stream, int blocks,
+                                             const gpu_segment *segments, int count, int width,
+                                             uint32_t row_bytes, epo_dtype type) {
+    switch (type) {
+    case EPO_F32: return sum_by_type<float>(stream, blocks, segments, count, width, row_bytes);
+    case EPO_BF16:
+        return sum_by_type<__nv_bfloat16>(stream, blocks, segments, count, width, row_bytes);
+    case EPO_F16: return sum_by_type<__half>(stream, blocks, segments, count, width, row_bytes);
+    default: return cudaErrorInvalidValue;
+    }
+}
