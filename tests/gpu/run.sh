@@ -5,6 +5,7 @@
 #
 #   probe      the node's facts against nvidia-smi                  1 GPU
 #   units      operations against fp64, errors, late peers          1 GPU
+#   flex       flex's kernels against maps of the CPU and fp64     1 GPU or more
 #   threads    layers, ranks as threads, all arms bit for bit        1 GPU or more
 #   processes  the same, ranks as processes over CUDA IPC            1 GPU or more
 #   nccl       the same, peers by ncclSend and ncclRecv              2 GPUs
@@ -40,7 +41,7 @@ while getopts n:s:o:h option; do
     esac
 done
 shift $((OPTIND - 1))
-phases=${*:-probe units threads processes nccl features sanitizer bench sweep deep fp32 slow tools slurm}
+phases=${*:-probe units flex threads processes nccl features sanitizer bench sweep deep fp32 slow tools slurm}
 out=${out:-$build/results}
 mkdir -p "$out" || exit 2
 : >"$out/cases.tsv"
@@ -120,6 +121,12 @@ for phase in $phases; do
     case $phase in
         probe) run probe 90 tests/gpu/probe.sh "$build/probe" ;;
         units) run units 90 "$build/units" ;;
+        flex)
+            run flex 90 "$build/bench_flex" check ${seed:+"$seed"}
+            [ "$gpus" -ge 2 ] || skip flex "times across a link need 2 GPUs, $gpus here"
+            timeout -k 5 60 "$build/bench_flex" time >"$out/flex_time.log" 2>&1 ||
+                printf 'flex\ttimes\tFAIL\t%s\n' "$(tail -1 "$out/flex_time.log")" >>"$out/cases.tsv"
+            ;;
         threads)
             run threads2 90 "$build/layer" threads 2 "$cases" ${seed:+"$seed"}
             run threads4 90 "$build/layer" threads 4 "$((cases / 2))" ${seed:+"$seed"}
@@ -186,6 +193,7 @@ done
 
 # ---- the table, the JSON, the skipped ----
 grep '	FAIL	' "$out/cases.tsv" | cut -c1-300
+[ -e "$out/flex_time.log" ] && cat "$out/flex_time.log"
 [ ${#benches[@]} -gt 0 ] && grep -hv '^json' "${benches[@]}"
 echo
 printf '%-12s %6s %6s\n' phase ok FAIL

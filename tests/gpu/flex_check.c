@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * flex_check.c - flex's kernels against maps of the CPU and sums in fp64, 1,000 repeats, a
+ * rank that stopped.
+ */
+#include "flex_side.h"
+
+typedef struct host_maps {
+    int32_t *copy, *token, *meta_expert, *meta_slot, *sum, *weight;
+    uint32_t first_of[2 * RANKS], last_of[2 * RANKS];
+    uint64_t rank_first[RANKS + 1];
+    uint32_t rank_rows[RANKS], expert_rows[1024];
+} host_maps;
+
+static host_maps maps_of(const side *s, const epo_route_shape *rs) {
+    const shape *sh = s->sh;
+    const size_t t = (size_t)sh->tokens[s->rank], k = (size_t)sh->top_k, r = (size_t)sh->ranks;
+    host_maps m;
+    uint32_t cursor[3 * RANKS];
+    memset(&m, 0, sizeof m);
+    m.copy = malloc((t * k + 1) * 4);
+    m.token = malloc((t * r + 1) * 4);
+    m.meta_expert = malloc((t * r * k + 1) * 4);
+    m.meta_slot = malloc((t * r * k + 1) * 4);
+    m.sum = malloc((t * r + 1) * 4);
+    m.weight = malloc((t * k + 1) * 4);
+    epo_route_check(rs, s->routing, sh->tokens[s->rank], m.copy);
+    epo_route_count(rs, m.copy, sh->tokens[s->rank], m.expert_rows, m.rank_rows);
+    for (size_t d = 0; d < r; d++)
+        m.rank_first[d + 1] = m.rank_first[d] + m.rank_rows[d];
+    epo_route_flex_send out = {m.rank_first, m.first_of, m.last_of,  m.token, m.meta_expert,
+                               m.meta_slot,  m.sum,      s->f.width, m.weight};
+    epo_route_flex_make_send(rs, m.copy, sh->tokens[s->rank], cursor, &out);
+    return m;
+}
+
+static void maps_free(host_maps *m) {
+    free(m->copy);
+    free(m->token);
+    free(m->meta_expert);
+    free(m->meta_slot);
+    free(m->sum);
+    free(m->weight);
+}
+
+/* The device's row of the CPU's compact one. */
+static int32_t strided(const host_maps *m, const shape *sh, int32_t row) {
+    int d = 0;
+    if (row < 0)
+        return -1;
+    while (d + 1 < sh->ranks && m->rank_first[d + 1] <= (uint64_t)row)
+        d++;
+    return d * sh->most + row - (int32_t)m->rank_first[d];
+}
+
+static int sender_wrong(const side *s, const host_maps *m) {
+    const shape *sh = s->sh;
+    const size_t t = (size_t)sh->tokens[s->rank], w = (size_t)s->f.width, k = (size_t)sh->top_k;
+    int32_t *token = fetch(s->plan.token, (size_t)sh->ranks * (size_t)sh->most * 4);
+    int32_t *sum = fetch(s->plan.sum, t * w * 4), *sw = fetch(s->plan.slot_weight, t * k * 4);
+    int wrong = 0;
+    for (uint64_t i = 0; i < m->rank_first[sh->ranks]; i++)
+        wrong += token[strided(m, sh, (int32_t)i)] != m->token[i];
+    for (size_t i = 0; i < t * w; i++)
+        wrong += sum[i] != strided(m, sh, m->sum[i]);
+    for (size_t i = 0; i < t * k; i++) {
+        const int32_t v = m->weight[i];
+        wrong +=
+            sw[i] != (v < 0 ? -1 : strided(m, sh, v / (int32_t)k) * (int32_t)k + v % (int32_t)k);
+    }
+    free(token);
+    free(sum);
+    free(sw);
+    return wrong;
+}
+
+/* What came against the senders' tokens; sums against fp64.  Returns wrong rows, and the
+ * relative error of y. */
+static int receiver_wrong(const side *s, const host_maps *all, const epo_route_shape *rs,
+                          bool rows_too, double *error) {
+    const shape *sh = s->sh;
+    const int local = sh->experts / sh->ranks, r = sh->ranks, k = sh->top_k;
+    const uint64_t h = (uint64_t)sh->hidden, row = s->f.row_bytes;
+    uint32_t *counts = calloc((size_t)r * (size_t)sh->experts, 4);
+    uint64_t first[1024], count[1024], target[1024];
+    for (int q = 0; q < r; q++)
+        memcpy(counts + q * sh->experts, all[q].expert_rows, (size_t)sh->experts * 4);
+    const uint64_t rows = epo_route_layout(rs, counts, s->rank, first, count);
+    char *got = fetch(s->rows, rows * row);
+    float *weight = fetch(s->f.weight, rows * 4);
+    int wrong = 0;
+    for (int q = 0; q < r && rows_too; q++) {
+        const int t = sh->tokens[q];
+        char *x = fetch(sides[q].x, (uint64_t)t * row);
+        epo_route_targets(rs, counts, q, target);
+        for (int i = 0; i < t * k; i++) {
+            const int32_t e = all[q].copy[i];
+            if (e / local != s->rank || e < 0)
+                continue;
+            const uint64_t at = target[e]++;
+            wrong += memcmp(got + at * row, x + (uint64_t)(i / k) * row, row) != 0 ||
+                     weight[at] != sides[q].router[i];
+        }
+        free(x);
+    }
+    for (int e = 0; e < local && rows_too; e++)
+        for (uint64_t i = first[e] + count[e]; i < (e + 1 < local ? first[e + 1] : rows); i++) {
+            wrong += weight[i] != 0.0F;
+            for (uint64_t b = 0; b < row; b++)
+                wrong += got[i * row + b] != 0;
+        }
+    free(weight);
+    free(got);
+    /* y of this rank: over ranks, each rounded, of the sums of their z. */
+    const int t = sh->tokens[s->rank];
+    double *want = calloc((size_t)t * h + 1, sizeof *want), *part = calloc(h, sizeof *part);
+    for (int d = 0; d < r; d++) {
+        char *z = fetch(sides[d].z, most_rows(sh) * row);
+        epo_route_targets(rs, counts, s->rank, target);
+        for (int i = 0; i < t; i++) {
+            int used = 0;
+            for (int j = 0; j < k; j++) {
+                const int32_t e = all[s->rank].copy[i * k + j];
+                if (e < 0 || e / local != d)
+                    continue;
+                const uint64_t at = target[e]++ * h;
+                for (uint64_t c = 0; c < h; c++)
+                    part[c] += test_load(z, at + c, sh->type);
+                used++;
+            }
+            for (uint64_t c = 0; c < h && used > 0; c++) {
+                want[(uint64_t)i * h + c] += part[c];
+                part[c] = 0;
+            }
+        }
+        free(z);
+    }
+    void *y = fetch(s->y, (uint64_t)t * row);
+    *error = test_error(y, want, (uint64_t)t * h, sh->type);
+    free(y);
+    free(part);
+    free(want);
+    free(counts);
+    return wrong;
+}
+
+/* Rows that came in e4m3: wrong ones, and the largest error over its bound. */
+static int wire8_wrong(const side *s, const host_maps *all, const epo_route_shape *rs,
+                       double *error) {
+    const shape *sh = s->sh;
+    const int local = sh->experts / sh->ranks, k = sh->top_k;
+    const uint64_t h = (uint64_t)sh->hidden;
+    uint32_t *counts = calloc((size_t)sh->ranks * (size_t)sh->experts, 4);
+    uint64_t first[1024], count[1024], target[1024];
+    double square = 0, sum = 0;
+    int wrong = 0;
+    for (int q = 0; q < sh->ranks; q++)
+        memcpy(counts + q * sh->experts, all[q].expert_rows, (size_t)sh->experts * 4);
+    const uint64_t rows = epo_route_layout(rs, counts, s->rank, first, count);
+    void *got = fetch(s->rows, rows * s->f.row_bytes);
+    for (int q = 0; q < sh->ranks; q++) {
+        void *x = fetch(sides[q].x, (uint64_t)sh->tokens[q] * s->f.row_bytes);
+        epo_route_targets(rs, counts, q, target);
+        for (int i = 0; i < sh->tokens[q] * k; i++) {
+            const int32_t e = all[q].copy[i];
+            if (e < 0 || e / local != s->rank)
+                continue;
+            const uint64_t to = target[e]++ * h, from = (uint64_t)(i / k) * h;
+            for (uint64_t c = 0; c < h; c += 128) {
+                double most = 0;
+                for (uint64_t j = c; j < c + 128; j++)
+                    most = fmax(most, fabs(test_load(x, from + j, sh->type)));
+                for (uint64_t j = c; j < c + 128; j++) {
+                    const double want = test_load(x, from + j, sh->type);
+                    const double off = fabs(test_load(got, to + j, sh->type) - want);
+                    wrong += !(off <= fabs(want) * (1.0 / 16 + 1.0 / 128) + most / 448 / 512);
+                    square += off * off;
+                    sum += want * want;
+                }
+            }
+        }
+        free(x);
+    }
+    *error = sum > 0 ? sqrt(square / sum) : 0;
+    free(got);
+    free(counts);
+    return wrong;
+}
+
+static void wire8_run(side *s, const host_maps *maps, const epo_route_shape *rs, int n) {
+    static int wrong[RANKS];
+    static double error[RANKS];
+    TEST_CUDA(cudaMemset(s->rows, 0xff, most_rows(s->sh) * s->f.row_bytes));
+    TEST_CUDA(cudaDeviceSynchronize());
+    s->f.epoch++;
+    pthread_barrier_wait(&together);
+    issue(s, FP8);
+    TEST_CUDA(cudaStreamSynchronize(s->stream));
+    pthread_barrier_wait(&together);
+    wrong[s->rank] = wire8_wrong(s, maps, rs, &error[s->rank]);
+    pthread_barrier_wait(&together);
+    if (s->rank == 0) {
+        char name[64], text[100];
+        int bad = 0;
+        for (int r = 0; r < s->sh->ranks; r++)
+            bad += wrong[r] + (sides[r].late[0] != 0);
+        snprintf(name, sizeof name, "flex %d in e4m3", n);
+        snprintf(text, sizeof text, "%s: %d elements beyond the bound, relative error %.2e",
+                 test_type(s->sh->type), bad, error[0]);
+        test_result(name, bad == 0, text);
+    }
+    pthread_barrier_wait(&together);
+}
+
+/* The same sums by plain loads: bit for bit. */
+static int loads_differ(side *s) {
+    const uint64_t bytes = (uint64_t)s->sh->tokens[s->rank] * s->f.row_bytes;
+    void *first = fetch(s->y, bytes);
+    TEST_CUDA(cudaMemset(s->y, 0xff, bytes));
+    TEST_CUDA(cudaDeviceSynchronize());
+    pthread_barrier_wait(&together);
+    s->f.epoch = 2;
+    issue(s, COMBINE_LOADS);
+    s->f.epoch = 1;
+    TEST_CUDA(cudaStreamSynchronize(s->stream));
+    pthread_barrier_wait(&together);
+    void *second = fetch(s->y, bytes);
+    const int differ = memcmp(first, second, bytes) != 0;
+    free(second);
+    free(first);
+    return differ;
+}
+
+void case_run(side *s, int number) {
+    const shape *sh = s->sh;
+    const uint64_t row = s->f.row_bytes, rows = most_rows(sh) * row;
+    const epo_route_shape rs = {.ranks = sh->ranks,
+                                .experts = sh->experts,
+                                .top_k = sh->top_k,
+                                .chunks = 1,
+                                .align = sh->align};
+    static host_maps maps[RANKS];
+    static int wrong[RANKS][3];
+    static double error[RANKS];
+    prepare(s);
+    maps[s->rank] = maps_of(s, &rs);
+    pthread_barrier_wait(&together);
+    wrong[s->rank][0] = sender_wrong(s, &maps[s->rank]);
+    TEST_CUDA(cudaMemset(s->y, 0xff, (uint64_t)sh->tokens[s->rank] * row));
+    TEST_CUDA(cudaDeviceSynchronize());
+    pthread_barrier_wait(&together);
+    TEST_CUDA(gpu_flex_combine(s->stream, &s->f, s->z, s->y));
+    TEST_CUDA(cudaStreamSynchronize(s->stream));
+    pthread_barrier_wait(&together);
+    wrong[s->rank][1] = receiver_wrong(s, maps, &rs, true, &error[s->rank]);
+    wrong[s->rank][1] += loads_differ(s);
+    pthread_barrier_wait(&together);
+    /* Own rows read from x, then all in one pass. */
+    for (int way = 0; way < 2; way++) {
+        double e;
+        TEST_CUDA(cudaMemset(s->rows, 0xff, rows));
+        TEST_CUDA(cudaDeviceSynchronize());
+        s->f.epoch++;
+        pthread_barrier_wait(&together);
+        if (way == 0)
+            issue(s, PUSH_EXPAND);
+        else
+            issue(s, DISPATCH);
+        TEST_CUDA(cudaStreamSynchronize(s->stream));
+        pthread_barrier_wait(&together);
+        if (way == 0)
+            wrong[s->rank][2] = 0;
+        wrong[s->rank][2] += receiver_wrong(s, maps, &rs, true, &e);
+        pthread_barrier_wait(&together);
+    }
+    if (s->rank == 0) {
+        char name[64], text[200];
+        int bad = 0;
+        double worst = 0;
+        for (int r = 0; r < sh->ranks; r++) {
+            bad += wrong[r][0] + wrong[r][1] + wrong[r][2] + (sides[r].late[0] != 0);
+            worst = error[r] > worst || !(error[r] == error[r]) ? error[r] : worst;
+        }
+        snprintf(name, sizeof name, "flex %d", number);
+        snprintf(text, sizeof text,
+                 "ranks %d T %d.. H %d E %d K %d %s align %d blocks %d: maps %d, rows %d, again "
+                 "%d wrong on rank 0, y %.2e, late %u/%u",
+                 sh->ranks, sh->tokens[0], sh->hidden, sh->experts, sh->top_k, test_type(sh->type),
+                 sh->align, sh->blocks, wrong[0][0], wrong[0][1], wrong[0][2], worst, s->late[0],
+                 s->late[1]);
+        test_result(name, bad == 0 && worst <= test_limit(sh->type), text);
+    }
+    pthread_barrier_wait(&together);
+    if (sh->hidden % 128 == 0)
+        wire8_run(s, maps, &rs, number);
+    maps_free(&maps[s->rank]);
+}
+
+void repeat_run(side *s) {
+    const shape *sh = s->sh;
+    const uint64_t bytes = (uint64_t)sh->tokens[s->rank] * s->f.row_bytes;
+    static int differ[RANKS];
+    void *first = NULL;
+    differ[s->rank] = 0;
+    prepare(s);
+    for (int i = 0; i < 1000; i++) {
+        s->f.epoch = (uint64_t)i + 2;
+        TEST_CUDA(cudaMemsetAsync(s->y, 0xff, bytes, s->stream));
+        issue(s, DISPATCH);
+        s->f.epoch = (uint64_t)i + 1;
+        TEST_CUDA(gpu_flex_combine(s->stream, &s->f, s->rows, s->y));
+        TEST_CUDA(cudaStreamSynchronize(s->stream));
+        void *y = fetch(s->y, bytes);
+        if (first == NULL)
+            first = y;
+        else {
+            differ[s->rank] += memcmp(first, y, bytes) != 0;
+            free(y);
+        }
+    }
+    free(first);
+    pthread_barrier_wait(&together);
+    if (s->rank == 0) {
+        char text[80];
+        int all = 0;
+        for (int r = 0; r < sh->ranks; r++)
+            all += differ[r] + (sides[r].late[0] != 0);
+        snprintf(text, sizeof text, "1000 repeats on %d ranks, %d differ", sh->ranks, all);
+        test_result("flex repeats", all == 0, text);
+    }
+}
+
+void late_run(side *s) {
+    prepare(s);
+    s->f.limit_ns = UINT64_C(300000000);
+    s->f.epoch = 2;
+    if (s->rank != s->sh->ranks - 1) {
+        issue(s, DISPATCH);
+        TEST_CUDA(cudaStreamSynchronize(s->stream));
+    }
+    pthread_barrier_wait(&together);
+    if (s->rank == 0) {
+        char text[80];
+        snprintf(text, sizeof text, "rank %d stopped: rank %d named, phase %u", s->sh->ranks - 1,
+                 (int)s->late[0] - 1, s->late[1]);
+        test_result("flex late",
+                    (int)s->late[0] == s->sh->ranks && s->late[1] == GPU_FLEX_LATE_ROWS, text);
+    }
+}
