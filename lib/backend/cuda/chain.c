@@ -5,7 +5,8 @@
  * The kernel looks at the arrival flags of its parts itself, and writes a word when a
  * part is done: the part's event stands for that word until it is signalled again, so
  * that exchanges begin while the kernel runs on.  Some SMs are left to the exchanges
- * that bring the rows; behind these a second, small launch takes its share of the tiles.
+ * that bring the rows; behind these a second launch takes its share of the tiles, and all
+ * that is left if the first gave up waiting.
  *
  * Where the issuing thread waits for flags (GPU_WAIT_HOST), it does so for all parts
  * before the launch: ranks that share a GPU would keep each other's exchanges out.
@@ -21,6 +22,9 @@
 
 #define LENT_BLOCKS 16 /* what the kernel that stores rows to peers takes */
 #define WORDS 64       /* of parts, per backend */
+/* Rows come within this, or the launch gives its SMs back until they are there: another
+ * group's exchange may need them. */
+#define PATIENCE_NS UINT64_C(5000000)
 
 struct gpu_words {
     uint64_t *host; /* mapped, [WORDS] */
@@ -249,23 +253,38 @@ static epo_status chain_begin(epo_queue *q, const epo_chain *c, epo_gg_chain *gg
     return parts_wait(q, c, gg);
 }
 
-static epo_status chain_run(epo_queue *q, const epo_chain *c, epo_gg_chain *gg, const char *phase) {
+/* The launch that comes second finds the rows of all parts there and waits for nothing:
+ * it joins the first, or goes on where that lost its patience. */
+static epo_status chain_join(epo_queue *q, const epo_chain *c, epo_gg_chain *gg,
+                             const char *phase) {
     epo_backend *be = q->be;
     gpu_chain *side = q->chain;
-    const bool lends = c->lent != NULL && be->wait_mode != GPU_WAIT_HOST;
-    gg->first.sms = lends ? be->sms - LENT_BLOCKS : 0;
-    epo_status status = epo_gg_chain_run(gg, q->stream);
-    if (status != EPO_OK || !lends)
-        return status;
+    epo_status status = EPO_OK;
     GPU_TRY(be, phase, cudaStreamWaitEvent(side->stream, side->prepared, 0));
-    GPU_TRY(be, phase, cudaStreamWaitEvent(side->stream, c->lent->cuda, 0));
-    gg->first.sms = LENT_BLOCKS;
-    status = epo_gg_chain_run(gg, side->stream);
+    if (c->lent != NULL)
+        GPU_TRY(be, phase, cudaStreamWaitEvent(side->stream, c->lent->cuda, 0));
+    for (int i = 0; i < c->parts && status == EPO_OK; i++)
+        if (gg->part[i].flag != NULL)
+            status = gpu_flag_hold(q, side->stream, c->part[i].ready);
+    gg->first.sms = 0;
+    if (status == EPO_OK)
+        status = epo_gg_chain_run(gg, side->stream);
     if (status != EPO_OK)
         return status;
     GPU_TRY(be, phase, cudaEventRecord(side->joined, side->stream));
     GPU_TRY(be, phase, cudaStreamWaitEvent(q->stream, side->joined, 0));
     return EPO_OK;
+}
+
+static epo_status chain_run(epo_queue *q, const epo_chain *c, epo_gg_chain *gg, const char *phase) {
+    epo_backend *be = q->be;
+    bool waits = false;
+    for (int i = 0; i < c->parts; i++)
+        waits = waits || gg->part[i].flag != NULL;
+    gg->patience_ns = PATIENCE_NS;
+    gg->first.sms = waits && c->lent != NULL ? be->sms - LENT_BLOCKS : 0;
+    epo_status status = epo_gg_chain_run(gg, q->stream);
+    return status == EPO_OK && waits ? chain_join(q, c, gg, phase) : status;
 }
 
 epo_status gpu_chain_op(epo_queue *q, const epo_chain *c, const epo_deps *deps) {

@@ -118,6 +118,33 @@ epo_status gpu_flag_watch(epo_queue *q, const epo_ready *ready, const uint64_t *
     return gpu_watch_add(q->be, w->words + flag_word(w, flag, q->be->rank, first), ready);
 }
 
+/* The stream waits. */
+static epo_status flag_hold(epo_queue *q, cudaStream_t stream, const epo_window *w, unsigned flag,
+                            int first, const epo_ready *ready) {
+    CUstreamBatchMemOpParams ops[FLAG_BATCH];
+    epo_status status = EPO_OK;
+    for (int i = 0; i < ready->count && status == EPO_OK;) {
+        unsigned n = 0;
+        for (; i < ready->count && n < FLAG_BATCH; i++, n++) {
+            memset(&ops[n], 0, sizeof ops[n]);
+            ops[n].waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_64;
+            ops[n].waitValue.address = flag_device(w, flag, q->be->rank, first + i);
+            ops[n].waitValue.value64 = ready->epoch;
+            ops[n].waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
+        }
+        status = flag_batch(q, stream, ops, n, ready->what);
+    }
+    return status;
+}
+
+epo_status gpu_flag_hold(epo_queue *q, cudaStream_t stream, const epo_ready *ready) {
+    epo_window *w = NULL;
+    unsigned flag = 0;
+    int first = 0;
+    epo_status status = flag_of(q, ready, &w, &flag, &first);
+    return status == EPO_OK ? flag_hold(q, stream, w, flag, first, ready) : status;
+}
+
 epo_status gpu_flag_wait(epo_queue *q, const epo_ready *ready) {
     epo_backend *be = q->be;
     epo_window *w = NULL;
@@ -134,19 +161,7 @@ epo_status gpu_flag_wait(epo_queue *q, const epo_ready *ready) {
         return gpu_watch_poll(be, words, ready);
     }
     status = gpu_watch_add(be, words, ready);
-    CUstreamBatchMemOpParams ops[FLAG_BATCH];
-    for (int i = 0; i < ready->count && status == EPO_OK;) {
-        unsigned n = 0;
-        for (; i < ready->count && n < FLAG_BATCH; i++, n++) {
-            memset(&ops[n], 0, sizeof ops[n]);
-            ops[n].waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_64;
-            ops[n].waitValue.address = flag_device(w, flag, be->rank, first + i);
-            ops[n].waitValue.value64 = ready->epoch;
-            ops[n].waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
-        }
-        status = flag_batch(q, q->stream, ops, n, ready->what);
-    }
-    return status;
+    return status == EPO_OK ? flag_hold(q, q->stream, w, flag, first, ready) : status;
 }
 
 epo_status gpu_flag_write(epo_queue *q, cudaStream_t stream, epo_window *w, gpu_flag_to to,

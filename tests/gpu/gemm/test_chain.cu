@@ -4,7 +4,7 @@
  * one, bit for bit: random shapes, parts, SM budgets, launches that join, rows that
  * arrive late and in any order, rows taken away the moment their part's word says so.
  *
- *   test_chain [--cases N] [--seed S] [--only I] [--time 1]
+ *   test_chain [--cases N] [--seed S] [--only I] [--cluster 1|2] [--time 1]
  *
  * --time: workload Q (64 experts, H 2048, F 768, 512 rows on average), chains of 1 to 8
  * parts beside the products in one piece and in pieces; medians over 15 turns.
@@ -53,7 +53,7 @@ struct dice {
 struct pass {
     bool back;
     epo_dtype type;
-    int hidden, ffn, experts, parts;
+    int hidden, ffn, experts, parts, cluster;
     int cut[EPO_GG_PARTS + 1];
     uint64_t rows, first[kMaxExperts], count[kMaxExperts];
     /* x: rows that come in (forward x, backward dy), y: those that go back. */
@@ -167,6 +167,7 @@ static epo_gg product(const pass *p, bool second, int i) {
     g.row_weight = !p->back && !second ? p->weight : NULL;
     g.h = !p->back && !second ? p->h[i] : NULL;
     g.path = EPO_GG_SM90;
+    g.cluster = p->cluster;
     g.error = p->error;
     g.spin_ns = p->spin;
     g.workspace = p->ws;
@@ -403,7 +404,7 @@ static bool one_case(pass *p, dice *r, int i, cudaStream_t main, cudaStream_t be
     bool late = p->rows > 0 && r->chance(50), takes = p->rows > 0 && r->chance(50);
     bool joins = r->chance(30);
     c.first.sms = late || takes || r->chance(50) ? 2 + r->upto(90) : 0;
-    c.first.cluster = r->upto(2);
+    c.first.cluster = p->cluster != 0 ? p->cluster : r->upto(2);
     c.first.group_m = r->upto(5);
     for (int k = 0; k < p->parts; k++) {
         int swap = r->upto(k);
@@ -446,7 +447,49 @@ static bool one_case(pass *p, dice *r, int i, cudaStream_t main, cudaStream_t be
     return compare(p, i, takes);
 }
 
-static int test_random(int cases, int seed, int only) {
+/* Blocks that lost their patience leave; another run goes on when the rows are there. */
+static int test_patience(pass *p, cudaStream_t main, cudaStream_t beside) {
+    dice r = {0x1234567};
+    do {
+        draw_pass(&r, p);
+    } while (p->rows < 500 || p->parts < 3 || p->cut[p->parts] - p->cut[0] < 4);
+    int order_host[EPO_GG_PARTS], *order;
+    get_memory(&order, sizeof(order_host));
+    p->epoch++;
+    inputs_make(p, 1);
+    outputs_make(p, 0, 1);
+    outputs_make(p, 1, 1);
+    CHECK(cudaDeviceSynchronize());
+    run_apart(p, 0, 1, main);
+    CHECK(cudaDeviceSynchronize());
+    if (p->back) {
+        poison_gaps<<<kBlocks, 256>>>(*p, 0);
+    }
+    epo_gg_chain c = chain_of(p, 1);
+    for (int k = 0; k < p->parts; k++) {
+        order_host[k] = k;
+        c.part[k].flag = p->flags + 4 * k;
+        c.part[k].epoch = p->epoch;
+        c.part[k].words = 1;
+    }
+    c.patience_ns = 300000;
+    c.timeout_ns = 0;
+    CHECK(cudaMemcpy(order, order_host, sizeof(order_host), cudaMemcpyHostToDevice));
+    CHECK(cudaMemset(p->x, 0xff, p->rows * row_bytes(p)));
+    CHECK(cudaDeviceSynchronize());
+    MUST(epo_gg_chain_launch(&c, main));
+    CHECK(cudaStreamSynchronize(main)); /* ends, though nothing has come */
+    arrive<<<1, 1024, 0, beside>>>(*p, 1, p->epoch, order, 1);
+    CHECK(cudaStreamSynchronize(beside));
+    MUST(epo_gg_chain_run(&c, main));
+    CHECK(cudaDeviceSynchronize());
+    bool ok = compare(p, -1, false);
+    printf("a launch without patience, then one that goes on: %s\n", ok ? "ok" : "FAILED");
+    CHECK(cudaFree(order));
+    return ok ? 0 : 1;
+}
+
+static int test_random(int cases, int seed, int only, int cluster) {
     static pass p;
     int failed = 0;
     uint64_t spin = 0;
@@ -458,6 +501,7 @@ static int test_random(int cases, int seed, int only) {
         CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
     }
     memory_make(&p, 3700, 24, 640, 640);
+    p.cluster = cluster;
     CHECK(cudaMemset(p.spin, 0, 8));
     for (int i = 0; i < cases && failed < 5; i++) {
         dice r = {0x9e3779b97f4a7c15ull * (uint64_t)(seed * 1000003 + i + 1)};
@@ -468,6 +512,7 @@ static int test_random(int cases, int seed, int only) {
             failed += !one_case(&p, &r, i, stream[0], stream[1], stream[2]);
         }
     }
+    failed += only < 0 ? test_patience(&p, stream[0], stream[1]) : 0;
     CHECK(cudaMemcpy(&spin, p.spin, 8, cudaMemcpyDeviceToHost));
     printf("chains: %d cases, failed %d, waited %.1f ms in all\n", cases, failed, spin * 1e-6);
     return failed;
@@ -557,12 +602,13 @@ static void time_all(void) {
 }
 
 int main(int argc, char **argv) {
-    int cases = 2000, seed = 1, only = -1, timed = 0, failed = 0;
+    int cases = 2000, seed = 1, only = -1, timed = 0, cluster = 0, failed = 0;
     for (int i = 1; i + 1 < argc; i += 2) {
         int v = (int)strtol(argv[i + 1], NULL, 10);
         cases = strcmp(argv[i], "--cases") == 0 ? v : cases;
         seed = strcmp(argv[i], "--seed") == 0 ? v : seed;
         only = strcmp(argv[i], "--only") == 0 ? v : only;
+        cluster = strcmp(argv[i], "--cluster") == 0 ? v : cluster;
         timed = strcmp(argv[i], "--time") == 0 ? v : timed;
     }
     cudaDeviceProp prop;
@@ -571,7 +617,7 @@ int main(int argc, char **argv) {
         printf("skipped: chains need sm_90, %s is sm_%d%d\n", prop.name, prop.major, prop.minor);
         return 0;
     }
-    failed += cases > 0 ? test_random(cases, seed, only) : 0;
+    failed += cases > 0 ? test_random(cases, seed, only, cluster) : 0;
     if (timed) {
         time_all();
     }

@@ -144,7 +144,7 @@ static uint64_t set_workspace(const epo_gg_chain *c, gg_chain *to) {
     uint64_t row_tiles = c->first.rows / TILE_M + count;
     uint64_t table = GG_WS_HEADER * 4;
     uint64_t counters = table + round_up((count * GG_STAGES + 1) * sizeof(gg_expert), 256);
-    uint64_t words = row_tiles * (GG_STAGES - 1) + 3 * EPO_GG_PARTS;
+    uint64_t words = row_tiles * (GG_STAGES - 1) + 4 * EPO_GG_PARTS;
     if (to != NULL) {
         char *ws = (char *)c->workspace;
         for (int i = 0; i < to->stages; i++) {
@@ -158,7 +158,8 @@ static uint64_t set_workspace(const epo_gg_chain *c, gg_chain *to) {
         to->part_done = to->counters;
         to->part_total = to->part_done + EPO_GG_PARTS;
         to->seen = to->part_total + EPO_GG_PARTS;
-        to->row_done = to->seen + EPO_GG_PARTS;
+        to->part_unit = (int32_t *)(to->seen + EPO_GG_PARTS);
+        to->row_done = to->seen + 2 * EPO_GG_PARTS;
     }
     return round_up(counters + words * 4, 256);
 }
@@ -190,6 +191,7 @@ static void set_parts(const epo_gg_chain *c, gg_chain *to) {
     to->first = c->part[0].first;
     to->count = part_experts(c);
     to->timeout_ns = c->timeout_ns;
+    to->patience_ns = c->patience_ns;
     for (int i = 0; i < c->parts; i++) {
         const epo_gg_part *p = &c->part[i];
         to->part[i] = (gg_chain_part){.flag = p->flag,

@@ -45,39 +45,73 @@ template <class F> __device__ __forceinline__ bool is_act(const tile &t) {
 
 enum { kUnseen = 0, kLooked = 1, kSeen = 2 };
 
-/* The one that looks at the part's words.  They may lie in the CPU's memory: more than
- * one looking would crowd the way that the rows take. */
-__device__ __forceinline__ void part_look(const gg_chain &c, int part) {
+/* One thread waits until the part's rows have arrived; `spin` grows by the time.  One of
+ * all looks at the words, which may lie in the CPU's memory: more would crowd the way
+ * that the rows take.  False: patience came to its end first. */
+__device__ __forceinline__ bool part_wait(const gg_chain &c, int part, uint64_t &spin) {
     const gg_chain_part &of = c.part[part];
+    uint32_t *seen = &c.seen[part];
+    if (of.flag == nullptr || count_load(seen) == kSeen) {
+        return true;
+    }
     uint64_t start = now_ns();
-    for (int i = 0; i < of.words; i++) {
-        while (flag_load(of.flag + i) < of.epoch) {
-            if (c.timeout_ns != 0 && now_ns() - start > c.timeout_ns) {
+    bool looks = false, there = false, patient = true;
+    while (!there && patient) {
+        uint64_t spent = now_ns() - start;
+        if (!looks) {
+            uint32_t state = count_load(seen);
+            there = state == kSeen;
+            looks = state == kUnseen &&
+                    atomicCAS(seen, (uint32_t)kUnseen, (uint32_t)kLooked) == kUnseen;
+        } else {
+            there = true;
+            for (int i = 0; i < of.words && there; i++) {
+                there = flag_load(of.flag + i) >= of.epoch;
+            }
+            if (!there && c.timeout_ns != 0 && spent > c.timeout_ns) {
+                there = true;
                 if (c.stage[0].error != nullptr) {
                     atomicOr(c.stage[0].error, EPO_GG_ERROR_TIMEOUT);
                 }
-                i = of.words;
-                break;
             }
-            __nanosleep(500);
+        }
+        patient = c.patience_ns == 0 || spent <= c.patience_ns;
+        if (!there && patient) {
+            __nanosleep(looks ? 500 : 100);
         }
     }
-    count_store(&c.seen[part], kSeen);
+    if (looks) {
+        count_store(seen, there ? kSeen : kUnseen);
+    }
+    spin += now_ns() - start;
+    return there;
 }
-/* One thread waits until the part's rows have arrived; returns the time it took. */
-__device__ __forceinline__ uint64_t part_wait(const gg_chain &c, int part) {
-    if (c.part[part].flag == nullptr || count_load(&c.seen[part]) == kSeen) {
-        return 0;
+
+/* One thread takes the next unit, which it may do when the rows of its part are there;
+ * the parts before `known` are.  None: the block ends. */
+constexpr int kNone = 0x7fffffff;
+__device__ __forceinline__ int chain_take(const gg_chain &c, int &known, uint64_t &spin) {
+    const gg_params &p = c.stage[0];
+    int *next = &p.ws[GG_WS_NEXT];
+    while (block_stays(p)) {
+        if (known >= c.parts) {
+            return atomicAdd(next, 1);
+        }
+        int index = *(volatile int *)next;
+        while (known < c.parts && c.part_unit[known] <= index) {
+            if (!part_wait(c, known, spin)) {
+                atomicSub(&p.ws[GG_WS_ACTIVE], p.cluster);
+                return kNone;
+            }
+            known++;
+        }
+        if (atomicCAS(next, index, index + 1) == index) {
+            return index;
+        }
     }
-    uint64_t start = now_ns();
-    if (atomicCAS(&c.seen[part], (uint32_t)kUnseen, (uint32_t)kLooked) == kUnseen) {
-        part_look(c, part);
-    }
-    while (count_load(&c.seen[part]) != kSeen) {
-        __nanosleep(100);
-    }
-    return now_ns() - start;
+    return kNone;
 }
+
 /* ... until the stage before has stored the tile's rows. */
 __device__ __forceinline__ uint64_t rows_wait(const gg_chain &c, const tile &t) {
     const uint32_t *count = &c.row_done[(t.stage - 1) * c.row_tiles + t.row_tile];
@@ -91,13 +125,11 @@ __device__ __forceinline__ uint64_t rows_wait(const gg_chain &c, const tile &t) 
 }
 
 /* As tile_next. */
-__device__ __forceinline__ bool chain_next(const gg_chain &c, tile &t, int &hint, uint64_t &spin) {
+__device__ __forceinline__ bool chain_next(const gg_chain &c, tile &t, int &hint, int &known,
+                                           uint64_t &spin) {
     const gg_params &p = c.stage[0];
     int lane = threadIdx.x & 31;
-    int index = 0;
-    if (lane == 0) {
-        index = block_stays(p) ? atomicAdd(&p.ws[GG_WS_NEXT], 1) : 0x7fffffff;
-    }
+    int index = lane == 0 ? chain_take(c, known, spin) : 0;
     index = __shfl_sync(0xffffffffu, index, 0);
     if (index >= p.ws[GG_WS_TOTAL]) {
         return false;
@@ -107,8 +139,13 @@ __device__ __forceinline__ bool chain_next(const gg_chain &c, tile &t, int &hint
     t = tile_of(c.stage[e.stage], e, index, min(lane, p.cluster - 1));
     uint64_t mine = 0;
     if (lane < p.cluster) {
-        mine = t.stage == 0 ? part_wait(c, t.part) : rows_wait(c, t);
-        if (t.stage > 0 || c.part[t.part].flag != nullptr) {
+        bool flagged = c.part[t.part].flag != nullptr;
+        if (t.stage > 0) {
+            mine = rows_wait(c, t);
+        } else if (flagged) {
+            count_load(&c.seen[t.part]); /* what lane 0 saw, this lane tells the loading thread */
+        }
+        if (t.stage > 0 || flagged) {
             fence_async_global(); /* others wrote them, by whatever way; TMA reads them */
         }
     }
@@ -397,8 +434,9 @@ __global__ void __launch_bounds__(kThreads, 1)
         if (warp == 0 && one) {
             chain_feed<F>(c, s, maps);
         } else if (warp == 1 && cluster_rank() == 0) {
+            int known = 0;
             feed_tiles(c.stage[0], s, [&](tile &t, int &hint, uint64_t &spin) {
-                return chain_next(c, t, hint, spin);
+                return chain_next(c, t, hint, known, spin);
             });
         } else if (warp == 2 && one) {
             chain_tell<F>(c, s);

@@ -93,7 +93,8 @@ typedef struct gg_chain {
     uint32_t *part_done;  /* in counters: [part], tiles of the last stage */
     uint32_t *part_total; /* in counters: [part] */
     uint32_t *seen;       /* in counters: [part], its rows were seen */
-    uint64_t timeout_ns;
+    int32_t *part_unit;   /* in counters: [part], its first unit */
+    uint64_t timeout_ns, patience_ns;
     int16_t step_first[GG_STEPS + 1]; /* experts, from `first` on */
     int8_t step_part[GG_STEPS];
     int8_t order_stage[GG_STAGES * GG_STEPS], order_step[GG_STAGES * GG_STEPS];

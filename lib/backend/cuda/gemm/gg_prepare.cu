@@ -150,7 +150,10 @@ __device__ bool chain_table_write(const gg_chain &c, const int2 *rows, int *row_
     gg_expert *to = p.table;
     __syncwarp();
     for (int o = 0; o < c.orders; o++) {
-        int step = c.order_step[o];
+        int step = c.order_step[o], part = c.step_part[step];
+        if (lane == 0 && c.order_stage[o] == 0 && (step == 0 || c.step_part[step - 1] != part)) {
+            c.part_unit[part] = units;
+        }
         units = step_write(c, c.order_stage[o], step, rows, row_tile, to, units);
         to += c.step_first[step + 1] - c.step_first[step];
     }

@@ -175,6 +175,9 @@ typedef struct epo_gg_chain {
     int parts;
     epo_gg_part part[EPO_GG_PARTS];
     uint64_t timeout_ns; /* as in epo_gg_ready */
+    /* Not 0: a block that waited so long for a part's rows ends, and leaves its SM to
+     * whatever brings them; another epo_gg_chain_run() goes on. */
+    uint64_t patience_ns;
     void *workspace;
     uint64_t workspace_bytes;
 } epo_gg_chain;
