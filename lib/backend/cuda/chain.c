@@ -266,7 +266,7 @@ static epo_status chain_join(epo_queue *q, const epo_chain *c, epo_gg_chain *gg,
     for (int i = 0; i < c->parts && status == EPO_OK; i++)
         if (gg->part[i].flag != NULL)
             status = gpu_flag_hold(q, side->stream, c->part[i].ready);
-    gg->first.sms = 0;
+    gg->first.sms = be->gemm_sms;
     if (status == EPO_OK)
         status = epo_gg_chain_run(gg, side->stream);
     if (status != EPO_OK)
@@ -282,7 +282,10 @@ static epo_status chain_run(epo_queue *q, const epo_chain *c, epo_gg_chain *gg, 
     for (int i = 0; i < c->parts; i++)
         waits = waits || gg->part[i].flag != NULL;
     gg->patience_ns = PATIENCE_NS;
-    gg->first.sms = waits && c->lent != NULL ? be->sms - LENT_BLOCKS : 0;
+    gg->first.sms = be->gemm_sms != 0 ? be->gemm_sms : be->sms;
+    if (waits && c->lent != NULL)
+        gg->first.sms =
+            gg->first.sms > 2 * LENT_BLOCKS ? gg->first.sms - LENT_BLOCKS : gg->first.sms / 2;
     epo_status status = epo_gg_chain_run(gg, q->stream);
     return status == EPO_OK && waits ? chain_join(q, c, gg, phase) : status;
 }
