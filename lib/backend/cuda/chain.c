@@ -266,7 +266,7 @@ static epo_status chain_join(epo_queue *q, const epo_chain *c, epo_gg_chain *gg,
     for (int i = 0; i < c->parts && status == EPO_OK; i++)
         if (gg->part[i].flag != NULL)
             status = gpu_flag_hold(q, side->stream, c->part[i].ready);
-    gg->first.sms = be->gemm_sms;
+    gg->first.sms = be->gemm_sms == 0 ? 0 : LENT_BLOCKS; /* more would pass the budget */
     if (status == EPO_OK)
         status = epo_gg_chain_run(gg, side->stream);
     if (status != EPO_OK)
