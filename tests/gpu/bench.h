@@ -53,7 +53,7 @@ typedef struct bench_program {
     /* Per arm: forward; forward + backward; CPU microseconds of a call. */
     bench_times forward[BENCH_ARMS], both[BENCH_ARMS], cpu_forward[BENCH_ARMS],
         cpu_backward[BENCH_ARMS], plan[BENCH_ARMS];
-    bench_times ffn_forward, ffn_pieces, ffn_both;
+    bench_times ffn_forward, ffn_pieces, ffn_chain, ffn_both;
     uint64_t bytes_out[BENCH_ARMS][2];
     int chosen[BENCH_ARMS]; /* chunks of the last pass, as recorded */
     char versions[256];

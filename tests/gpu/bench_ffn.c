@@ -66,6 +66,38 @@ static epo_status ffn_forward(const bench_rank *b, const bench_ffn *f, int piece
     return st;
 }
 
+/* In one operation of as many parts; false: there is none for these products. */
+static bool ffn_chain(const bench_rank *b, const bench_ffn *f, int parts, epo_status *st) {
+    const int local = bench.shape.experts / bench.shape.ranks;
+    epo_swiglu act = {
+        .h = f->h, .w = f->w, .a = f->a, .rows = f->rows, .ffn = bench.shape.ffn, .type = EPO_BF16};
+    epo_chain_part part[EPO_CHAIN_PARTS] = {{0}};
+    epo_chain c = {.first = {.kind = EPO_GEMM_FORWARD, .a = f->x, .b = b->w1, .c = f->h},
+                   .second = {.kind = EPO_GEMM_FORWARD, .a = f->a, .b = b->w2, .c = f->y},
+                   .part = part,
+                   .parts = parts};
+    epo_gemm *both[] = {&c.first, &c.second};
+    for (int i = 0; i < 2; i++) {
+        both[i]->type = both[i]->c_type = EPO_BF16;
+        both[i]->n = i == 0 ? 2 * bench.shape.ffn : bench.shape.hidden;
+        both[i]->k = i == 0 ? bench.shape.hidden : bench.shape.ffn;
+        both[i]->row_first = f->op_first;
+        both[i]->row_count = f->op_count;
+        both[i]->cpu_first = f->first;
+        both[i]->cpu_count = f->count;
+    }
+    c.first.act = &act;
+    for (int i = 0; i < parts; i++) {
+        part[i].first = i * local / parts;
+        part[i].count = (i + 1) * local / parts - part[i].first;
+    }
+    if (f->ops->chain == NULL || !f->ops->chain_covers(f->be, &c))
+        return false;
+    epo_deps deps = {.name = "chain", .chunk = -1};
+    *st = f->ops->chain(f->q, &c, &deps);
+    return true;
+}
+
 static epo_status ffn_backward(const bench_rank *b, const bench_ffn *f) {
     const int h = bench.shape.hidden, n = bench.shape.ffn;
     epo_swiglu d = {f->h, f->w, f->a, f->a, f->h, f->dw, 0, f->rows, n, EPO_BF16};
@@ -79,15 +111,20 @@ static epo_status ffn_backward(const bench_rank *b, const bench_ffn *f) {
     return st;
 }
 
-/* Milliseconds of one of BENCH_CALLS in a row. */
+/* Milliseconds of one of BENCH_CALLS in a row; pieces < 0: a chain of as many parts, 0 if
+ * there is none. */
 static float ffn_time(bench_rank *b, bench_ffn *f, int pieces, bool backward) {
     epo_deps deps = {.name = "end", .signal = f->done, .chunk = -1};
     float ms = 0;
+    bool there = true;
     pthread_barrier_wait(&bench.together);
     TEST_CUDA(cudaEventRecord(b->start, b->stream));
     epo_status st = f->ops->stream_enter(f->be, &f->q, 1, b->stream);
     for (int i = 0; i < BENCH_CALLS && st == EPO_OK; i++) {
-        st = ffn_forward(b, f, pieces);
+        if (pieces > 0)
+            st = ffn_forward(b, f, pieces);
+        else
+            there = ffn_chain(b, f, -pieces, &st);
         if (st == EPO_OK && backward)
             st = ffn_backward(b, f);
     }
@@ -99,15 +136,16 @@ static float ffn_time(bench_rank *b, bench_ffn *f, int pieces, bool backward) {
     TEST_CUDA(cudaEventRecord(b->end, b->stream));
     TEST_CUDA(cudaStreamSynchronize(b->stream));
     TEST_CUDA(cudaEventElapsedTime(&ms, b->start, b->end));
-    return ms / BENCH_CALLS;
+    return there ? ms / BENCH_CALLS : 0.0F;
 }
 
 void bench_ffn_run(bench_rank *b, bench_ffn *f, int rep) {
     const float pieces = ffn_time(b, f, 4, false), whole = ffn_time(b, f, 1, false),
-                both = ffn_time(b, f, 1, true);
+                chain = ffn_time(b, f, -4, false), both = ffn_time(b, f, 1, true);
     if (rep < 0)
         return;
     bench.ffn_pieces[b->rank][rep] = pieces;
+    bench.ffn_chain[b->rank][rep] = chain;
     bench.ffn_forward[b->rank][rep] = whole;
     bench.ffn_both[b->rank][rep] = both;
 }

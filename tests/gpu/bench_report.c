@@ -113,8 +113,9 @@ void bench_report(double rate) {
            "%.0f GB/s\n",
            bench.versions, bench.label, s->ranks, s->tokens, s->hidden, s->ffn, s->experts,
            s->top_k, test_type(bench.wgrad_type), rate);
-    printf("# FFN alone: forward %.3f ms (in four pieces %.3f), forward + backward %.3f ms\n", ffn,
-           median(bench.ffn_pieces, NULL), both);
+    printf("# FFN alone: forward %.3f ms (in four pieces %.3f, as a chain of four parts %.3f), "
+           "forward + backward %.3f ms\n",
+           ffn, median(bench.ffn_pieces, NULL), median(bench.ffn_chain, NULL), both);
     printf("%-20s %2s %8s %6s %8s %6s %6s %6s %6s %6s %6s %6s %7s\n", "arm", "n", "fwd ms", "+-",
            "f+b ms", "+-", "eff f", "eff fb", "x f", "x fb", "cpu f", "cpu b", "plan ms");
     int base = 0;

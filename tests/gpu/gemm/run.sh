@@ -18,6 +18,7 @@ if [ -z "${PREBUILT:-}" ] && ! sh "$here/build.sh" "$out"; then
 fi
 failed=0
 timeout 120 "$bin/test_grouped_gemm" --cases "${CASES:-20000}" --seed 11 || failed=1
+timeout 60 "$bin/test_chain" --cases 2000 --seed 11 --time 1 || failed=1
 if command -v compute-sanitizer >/dev/null; then
     timeout 120 compute-sanitizer --tool memcheck --error-exitcode 1 \
         "$bin/test_grouped_gemm" --cases 25 --seed 12 >"$out/sanitizer.log" 2>&1 || failed=1
