@@ -343,7 +343,8 @@ static bool run_processes(job *j, const job *all, int count) {
 static bool judge_case(const job *j, int first, int count, char *text, size_t size) {
     static const char *const outputs[] = {"y", "dx", "dweights", "dw1", "dw2"};
     double worst[5] = {0};
-    char differ[64] = "";
+    char differ[512] = "";
+    size_t used = 0;
     bool ok = true;
     for (int r = 0; r < j->c.ranks; r++) {
         if (j->b->rank[r].status != EPO_OK) {
@@ -359,9 +360,11 @@ static bool judge_case(const job *j, int first, int count, char *text, size_t si
         }
         for (int a = first; a < first + count; a++)
             for (int i = 0; i < 5; i++)
-                if (j->b->rank[r].hash[a][i] != j->b->rank[r].hash[first][i])
-                    snprintf(differ, sizeof differ, "; rank %d, %s: %s differs in bits", r,
-                             arms[a].name, outputs[i]);
+                if (j->b->rank[r].hash[a][i] != j->b->rank[r].hash[first][i] &&
+                    used + 1 < sizeof differ)
+                    used += (size_t)snprintf(differ + used, sizeof differ - used,
+                                             "; rank %d, %s: %s differs in bits", r, arms[a].name,
+                                             outputs[i]);
     }
     snprintf(text, size, "y %.1e dx %.1e dweights %.1e dw1 %.1e dw2 %.1e%s", worst[0], worst[1],
              worst[2], worst[3], worst[4], differ);
@@ -371,7 +374,7 @@ static bool judge_case(const job *j, int first, int count, char *text, size_t si
 static void run_case(job *j, bool threads, int narms) {
     ref_result want[REF_RANKS];
     job all[ARMS];
-    char name[224], limit[64] = "", text[320] = "a rank ended early";
+    char name[224], limit[64] = "", text[640] = "a rank ended early";
     bool ok = true;
     memset(j->b, 0, sizeof *j->b);
     for (int r = 0; r < j->c.ranks; r++)

@@ -123,6 +123,8 @@ static epo_gg_chain chain_shape(const epo_chain *c) {
     const epo_chain_part *last = &c->part[c->parts - 1];
     epo_gemm first = c->first, second = c->second;
     const epo_swiglu *act = first.act;
+    const uint64_t *row_first = first.cpu_first != NULL ? first.cpu_first : first.row_first;
+    const uint64_t *row_count = first.cpu_count != NULL ? first.cpu_count : first.row_count;
     first.first = second.first = c->part[0].first;
     first.count = second.count = last->first + last->count - first.first;
     gg.first = gpu_gemm_shape(&first);
@@ -137,8 +139,13 @@ static epo_gg_chain chain_shape(const epo_chain *c) {
     }
     gg.parts = c->parts;
     for (int i = 0; i < c->parts; i++) {
+        const int end = c->part[i].first + c->part[i].count - 1;
         gg.part[i].first = c->part[i].first;
         gg.part[i].count = c->part[i].count;
+        if (c->part[i].count > 0)
+            gg.part[i].rows_end = row_first[end] + row_count[end];
+        else if (i > 0)
+            gg.part[i].rows_end = gg.part[i - 1].rows_end;
     }
     return gg;
 }

@@ -191,6 +191,9 @@ static epo_gg_chain chain_of(const pass *p, int i) {
         c.part[k].count = p->cut[k + 1] - p->cut[k];
         c.part[k].done = p->done + k;
         c.part[k].done_value = p->epoch;
+        for (int e = p->cut[0]; e < p->cut[k + 1]; e++) {
+            c.part[k].rows_end = p->first[e] + p->count[e];
+        }
     }
     c.timeout_ns = 5000000000ull;
     c.workspace = p->ws;
@@ -410,6 +413,9 @@ static bool one_case(pass *p, dice *r, int i, cudaStream_t main, cudaStream_t be
         int swap = r->upto(k);
         order_host[k] = order_host[swap];
         order_host[swap] = k;
+        if (r->chance(20)) {
+            c.part[k].rows_end = 0;
+        }
         if (late && !r->chance(10)) {
             c.part[k].flag = p->flags + 4 * k;
             c.part[k].epoch = p->epoch;

@@ -148,7 +148,7 @@ __device__ void math(const gg_params &p, const shared<C> &s, const gg_maps &m, i
         }
         __syncwarp();
         if (lane == 0) {
-            cluster_arrive(first.used(at.index));
+            cluster_announce(first.used(at.index));
         }
         at.next();
         if (mine) {

@@ -153,6 +153,9 @@ typedef struct epo_gg_part {
     const uint64_t *flag;
     uint64_t epoch;
     int words;
+    /* Where the rows of this part and of those before end; rows from there on are not
+     * touched before their part has come.  0: where they end is not known here. */
+    uint64_t rows_end;
     /* Becomes done_value (release, system) when the part's rows of second.c, and
      * dweight, are stored; may be NULL. */
     uint64_t *done;
