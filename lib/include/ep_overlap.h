@@ -359,9 +359,11 @@ typedef struct epo_layer_config {
     const void *w2;       /* [El][H][F] */
     void *dw1;            /* gradients, added to (+=); NULL: no weight gradients */
     void *dw2;
-    /* Called on the caller's thread (host) or enqueued (CUDA) when the weight
-     * gradients of one backward call are in dw1 and dw2; microbatch counts that
-     * layer's backward calls from 0.  May be NULL. */
+    /* Called on the caller's thread, inside a call of this library, when the weight
+     * gradients of one backward call are in dw1 and dw2, or, on CUDA, will be in the
+     * order of that call's stream: what it enqueues there comes behind them.  For each
+     * layer in the order of its backward calls, which microbatch counts from 0.  May be
+     * NULL. */
     void (*wgrad_ready)(void *ctx, epo_layer *layer, uint64_t microbatch);
     void *ctx;
     /* Not NULL: the experts (w1, w2, dw1, dw2 are NULL then, ffn is not used).  Arrays of

@@ -164,6 +164,7 @@ epo_status moe_backward_settle(moe_pass *p, epo_layer *l, moe_wgrad *w, epo_stat
     if (status != EPO_OK)
         return moe_group_break(g, status);
     moe_wgrad_retire(g, false);
+    moe_wgrad_tell(g, l);
     return EPO_OK;
 }
 

@@ -530,7 +530,7 @@ struct moe_wgrad {
     moe_own *own; /* calls of the caller's experts; own_last: the one for this */
     int own_last;
     int gemms, counted; /* all, and those that the figures hold */
-    bool issued;
+    bool issued, told;  /* told: wgrad_ready was called */
     epo_queue *queue;   /* where its GEMMs run */
     epo_event *end;     /* NULL: `done` tells the end */
     int finished, done; /* atomic; set by the queue: GEMMs, all of them */
@@ -548,6 +548,9 @@ void moe_wgrad_append(epo_group *group, moe_wgrad *w);
 epo_status moe_wgrad_issue_delayed(epo_group *group);
 /* Retires what is done, in order, with callbacks; `hidden`: it ran inside a pass. */
 void moe_wgrad_retire(epo_group *group, bool hidden);
+/* The caller's stream now waits for what was issued: calls wgrad_ready for the layer's
+ * entries (NULL: all) that are not done yet. */
+void moe_wgrad_tell(epo_group *group, const epo_layer *layer);
 /* Runs the oldest until the byte limit holds. */
 epo_status moe_wgrad_limit(epo_group *group);
 /* Runs and retires the layer's entries (NULL: all). */

@@ -208,11 +208,26 @@ void moe_wgrad_retire(epo_group *group, bool hidden) {
     for (moe_wgrad *w = find_done(group, &before); w != NULL; w = find_done(group, &before)) {
         epo_layer *layer = w->layer;
         uint64_t microbatch = w->microbatch;
+        bool told = w->told;
         unlink_entry(group, before, w);
         moe_wgrad_free(w);
-        if (layer->config.wgrad_ready != NULL)
+        if (layer->config.wgrad_ready != NULL && !told)
             layer->config.wgrad_ready(layer->config.ctx, layer, microbatch);
     }
+}
+
+void moe_wgrad_tell(epo_group *group, const epo_layer *layer) {
+    moe_wgrad *w;
+    do { /* from the head each time: a callback may call the API */
+        w = group->wgrads.head;
+        while (w != NULL && (!w->issued || w->told || (layer != NULL && w->layer != layer)))
+            w = w->next;
+        if (w == NULL)
+            return;
+        w->told = true;
+        if (w->layer->config.wgrad_ready != NULL)
+            w->layer->config.wgrad_ready(w->layer->config.ctx, w->layer, w->microbatch);
+    } while (true);
 }
 
 epo_status moe_wgrad_limit(epo_group *group) {
@@ -250,6 +265,7 @@ epo_status moe_wgrad_flush(epo_group *group, epo_layer *layer, epo_stream stream
     if (status != EPO_OK)
         return moe_group_break(group, status);
     moe_wgrad_retire(group, false);
+    moe_wgrad_tell(group, layer);
     return EPO_OK;
 }
 

@@ -41,7 +41,7 @@ typedef struct rank_job {
     int64_t *experts[BATCHES];
     float *weights[BATCHES];
     void *x[BATCHES], *memory[64];
-    int f, held, calls[3];
+    int f, held, ready, calls[3];
     void *(*main)(void *); /* NULL: rank_main */
 } rank_job;
 
@@ -103,6 +103,12 @@ static void *weights_of(rank_job *j, int second) {
     return p;
 }
 
+static void note_ready(void *ctx, epo_layer *layer, uint64_t microbatch) {
+    rank_job *j = ctx;
+    (void)layer;
+    j->ready += microbatch < BATCHES ? 1 : 1000;
+}
+
 static epo_status open_layers(rank_job *j) {
     const ref_case *c = &j->c;
     const uint64_t n = (uint64_t)(c->experts / c->ranks) * (uint64_t)(c->ffn * c->hidden);
@@ -114,6 +120,8 @@ static epo_status open_layers(rank_job *j) {
     lc.type = c->type;
     lc.wgrad_type = c->wgrad_type;
     lc.saved = j->saved;
+    lc.wgrad_ready = note_ready;
+    lc.ctx = j;
     lc.w1 = weights_of(j, 0);
     lc.w2 = weights_of(j, 1);
     for (int l = 0; l < LAYERS && status == EPO_OK; l++) {
@@ -282,6 +290,11 @@ static void *rank_main(void *ctx) {
         j->status = j->engine->group_wgrad_flush(j->group, j->stream);
     if (j->status != EPO_OK)
         snprintf(j->text, sizeof j->text, "%s", j->engine->error());
+    if (j->status == EPO_OK && j->ready != LAYERS * BATCHES) {
+        snprintf(j->text, sizeof j->text, "wgrad_ready %d times, expected %d", j->ready,
+                 LAYERS * BATCHES);
+        j->status = EPO_E_STATE;
+    }
     TEST_CUDA(cudaStreamSynchronize(j->stream));
     if (j->status == EPO_OK)
         hash_rank(j);
