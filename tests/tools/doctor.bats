@@ -121,6 +121,9 @@ END
     run --separate-stderr "$tool" doctor --json on.log
     [ "$status" -eq 0 ]
     is_json
+    run "$tool" doctor --table --json
+    [ "$status" -eq 0 ]
+    is_json
     run "$tool" doctor
     [ "$status" -eq 2 ]
     run "$tool" doctor --nope

@@ -145,6 +145,20 @@ x[alltoall]'
     # as env and nohup: the kernel tells them alike
 }
 
+@test "--dry-run --json tells programs what would run, and why nothing would" {
+    export EP_OVERLAP_DECISION=on EP_OVERLAP_DISPATCHER=alltoall EP_OVERLAP_DELAY_WGRAD=0
+    run --separate-stderr "$tool" exec --dry-run --json -- python pretrain_gpt.py "${moe[@]}" 'a "b'
+    [ "$status" = 0 ]
+    is_json
+    [[ $output == *'"framework": "megatron-lm"'*'"runs": true'*'"contradictions": []'*'"added": ['*'--overlap-moe-expert-parallel-comm'*'"command": ['*'"a \"b"'* ]]
+    run --separate-stderr "$tool" exec --dry-run --json -- python pretrain_gpt.py "${moe[@]}" --delay-wgrad-compute
+    [ "$status" = 1 ]
+    is_json
+    [[ $output == *'"runs": false'*'"--no-delay-wgrad contradicts the argument --delay-wgrad-compute'* ]]
+    run "$tool" exec --json -- true
+    [ "$status" = 2 ]
+}
+
 @test "usage, a decision that is none, a node without the plugin" {
     recorder
     run "$tool" exec

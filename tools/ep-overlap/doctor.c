@@ -11,7 +11,7 @@
 
 static const char help[] =
     "usage: ep-overlap doctor [--json] FILE...\n"
-    "       ep-overlap doctor --table\n\n"
+    "       ep-overlap doctor [--json] --table\n\n"
     "What is wrong with this run?  Reads logs, job scripts, configurations and profiles,\n"
     "in any mixture, and names each trouble that it knows: what was seen and where, the\n"
     "likely cause, how to make sure, what to do.  Of several logs the first one is the\n"
@@ -89,6 +89,25 @@ static void print_json(const doctor *d, size_t problems) {
     epo_json_end(&json, '}');
 }
 
+static void print_table_json(void) {
+    epo_json json = {.out = stdout};
+    epo_json_object(&json, NULL);
+    epo_json_array(&json, "symptoms");
+    for (size_t i = 0; i < epo_symptoms_count(); i++) {
+        const epo_symptom *s = epo_symptoms_at(i);
+        epo_json_object(&json, NULL);
+        epo_json_text(&json, "id", s->id);
+        epo_json_text(&json, "title", s->title);
+        epo_json_text(&json, "example", s->example);
+        epo_json_text(&json, "cause", s->cause);
+        epo_json_text(&json, "confirm", s->confirm);
+        epo_json_text(&json, "mend", s->mend);
+        epo_json_end(&json, '}');
+    }
+    epo_json_end(&json, ']');
+    epo_json_end(&json, '}');
+}
+
 static void print_table(void) {
     for (size_t i = 0; i < epo_symptoms_count(); i++) {
         const epo_symptom *s = epo_symptoms_at(i);
@@ -129,16 +148,20 @@ static int doctor_run(int argc, char **argv) {
                                           {"table", no_argument, NULL, 't'},
                                           {"help", no_argument, NULL, 'h'},
                                           {0}};
-    bool json = false;
+    bool json = false, table = false;
     optind = 0;
     opterr = 0;
     for (int c; (c = getopt_long(argc, argv, "h", longs, NULL)) != -1;) {
         switch (c) {
         case 'j': json = true; break;
-        case 't': print_table(); return EPO_EXIT_FINE;
+        case 't': table = true; break;
         case 'h': fputs(help, stdout); return EPO_EXIT_FINE;
         default: return epo_tool_usage("doctor", "unknown option %s", argv[optind - 1]);
         }
+    }
+    if (table) {
+        (json ? print_table_json : print_table)();
+        return EPO_EXIT_FINE;
     }
     int files = argc - optind;
     if (files == 0 || files > DOCTOR_FILES_MAX)

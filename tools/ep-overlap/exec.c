@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "json.h"
 #include "tool.h"
 
 #include "core/names.h"
@@ -22,13 +23,14 @@
 #define EXIT_NOT_FOUND 127
 
 static const char help[] =
-    "usage: ep-overlap exec [--dry-run] [--] COMMAND [ARGUMENTS...]\n\n"
+    "usage: ep-overlap exec [--dry-run [--json]] [--] COMMAND [ARGUMENTS...]\n\n"
     "Runs COMMAND inside a task of srun and gives Megatron-LM or Megatron-Bridge the\n"
     "arguments that the step's decision (srun --ep-overlap=...) calls for.  Arguments that\n"
     "you gave stay; where they contradict the options, or a rule forbids the combination,\n"
     "nothing runs.  It looks through env, numactl, nsys, ncu, uv run, python -m, torchrun\n"
     "and bash -c.  Every other program runs as it is.  Rank 0 prints what was done.\n\n"
-    "  --dry-run          print the command instead of running it\n\n"
+    "  --dry-run          print the command instead of running it\n"
+    "  --json             with --dry-run: for programs\n\n"
     "examples:\n"
     "  srun --ep-overlap=on --delay-wgrad ep-overlap exec -- python pretrain_gpt.py $ARGS\n"
     "  srun --ep-overlap=on bash -c 'ep-overlap exec -- torchrun --nnodes $SLURM_NNODES \\\n"
@@ -39,7 +41,7 @@ static const char help[] =
 typedef struct exec_work {
     char **argv;
     int argc;
-    bool dry, first; /* first: rank 0, which speaks */
+    bool dry, json, first; /* first: rank 0, which speaks */
     bool automatic;
     int dispatcher;
     char asked_dispatcher[48];
@@ -339,15 +341,47 @@ static int run_command(const exec_work *w) {
     return failed == ENOENT ? EXIT_NOT_FOUND : EXIT_NOT_RUN;
 }
 
+static void json_words(epo_json *json, const char *name, const epo_words *words) {
+    epo_json_array(json, name);
+    for (size_t i = 0; i < words->count; i++)
+        epo_json_text(json, NULL, words->word[i].text);
+    epo_json_end(json, ']');
+}
+
+/* What would be run, or why nothing would. */
+static void print_json(const exec_work *w, int status) {
+    epo_json json = {.out = stdout};
+    char *const *vector = w->vector != NULL ? w->vector : w->argv;
+    const char *decision = variable(EPO_OUT_DECISION);
+    bool framework = w->program.kind == EPO_PROGRAM_FRAMEWORK;
+    epo_json_object(&json, NULL);
+    epo_json_text(&json, "decision", decision != NULL ? decision : "off");
+    epo_json_text(&json, "framework", framework ? epo_framework_name(w->program.framework) : NULL);
+    epo_json_bool(&json, "runs", status == EPO_EXIT_FINE);
+    epo_json_array(&json, "contradictions");
+    for (size_t i = 0; i < w->completion.contradictions; i++)
+        epo_json_text(&json, NULL, w->completion.contradiction[i]);
+    epo_json_end(&json, ']');
+    json_words(&json, "added", &w->completion.added);
+    epo_json_array(&json, "command");
+    for (size_t i = 0; vector[i] != NULL; i++)
+        epo_json_text(&json, NULL, vector[i]);
+    epo_json_end(&json, ']');
+    epo_json_end(&json, '}');
+}
+
 static int exec_run(int argc, char **argv) {
-    static const struct option longs[] = {
-        {"dry-run", no_argument, NULL, 'n'}, {"help", no_argument, NULL, 'h'}, {0}};
+    static const struct option longs[] = {{"dry-run", no_argument, NULL, 'n'},
+                                          {"json", no_argument, NULL, 'j'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {0}};
     exec_work w = {.first = is_first_rank()};
     optind = 0;
     opterr = 0;
     for (int c; (c = getopt_long(argc, argv, "+:h", longs, NULL)) != -1;) {
         switch (c) {
         case 'n': w.dry = true; break;
+        case 'j': w.json = true; break;
         case 'h': fputs(help, stdout); return EPO_EXIT_FINE;
         default: return epo_tool_usage("exec", "unknown option %s", argv[optind - 1]);
         }
@@ -356,8 +390,12 @@ static int exec_run(int argc, char **argv) {
     w.argc = argc - optind;
     if (w.argc < 1)
         return epo_tool_usage("exec", "which command?");
+    if (w.json && !w.dry)
+        return epo_tool_usage("exec", "--json goes with --dry-run");
     int status = prepare(&w);
-    if (status == EPO_EXIT_FINE)
+    if (w.json && (status == EPO_EXIT_FINE || status == EPO_EXIT_NO))
+        print_json(&w, status);
+    else if (status == EPO_EXIT_FINE)
         status = run_command(&w);
     epo_vector_free(w.vector);
     epo_completion_free(&w.completion);
