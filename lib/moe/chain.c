@@ -58,16 +58,16 @@ static bool chain_issue(moe_pass *p, const epo_layer *l, const epo_gemm *first,
     if (p->status != EPO_OK || p->chunks > EPO_CHAIN_PARTS)
         return false;
     epo_chain c = chain_make(p, l, first, second, act, &parts);
-    c.first.a = moe_buffer_at(p->buffer, p->buffer->dispatch.rows);
+    c.first.a = moe_pass_take_all(p, parts.arrival);
     if (!chain_fits(p, &c))
         return false;
-    (void)moe_pass_take_all(p, keep, parts.arrival);
     epo_deps deps = moe_deps(name, EPO_INTERVAL_COMPUTE, -1);
     deps.signal = end;
     c.lent = g->sent; /* the last of the dispatch */
     p->chained = true;
     if (p->status == EPO_OK)
         p->status = g->ops->chain(g->compute, &c, &deps);
+    moe_pass_keep(p, keep);
     return true;
 }
 

@@ -408,8 +408,11 @@ bool moe_pass_in_place(const moe_pass *p);
  * else dst, expanded. */
 const void *moe_pass_take(moe_pass *p, int chunk, void *dst, epo_deps *deps);
 /* In place: the rows for all chunks' GEMMs in one operation; arrival[chunk] tells when
- * the chunk's are there.  The rest as moe_pass_take. */
-const void *moe_pass_take_all(moe_pass *p, void *dst, epo_ready *arrival);
+ * the chunk's are there. */
+const void *moe_pass_take_all(moe_pass *p, epo_ready *arrival);
+/* In place: the copy that moe_pass_take makes, which waits for the last chunk and so
+ * comes behind what need not. */
+void moe_pass_keep(moe_pass *p, void *dst);
 /* In place: after `used`, and `odd`, if not NULL, the slot is given back. */
 void moe_pass_taken(moe_pass *p, epo_event *used, epo_event *odd);
 /* Where the chunk's experts run. */

@@ -305,14 +305,17 @@ const void *moe_pass_take(moe_pass *p, int chunk, void *dst, epo_deps *deps) {
     return moe_buffer_at(b, slot->rows);
 }
 
-const void *moe_pass_take_all(moe_pass *p, void *dst, epo_ready *arrival) {
+const void *moe_pass_take_all(moe_pass *p, epo_ready *arrival) {
     const epo_buffer *b = p->buffer;
     const moe_slot *slot = &b->dispatch;
-    if (dst != NULL && p->status == EPO_OK)
-        keep(p, dst);
     for (int i = 0; i < p->chunks; i++)
         arrival[i] = moe_buffer_flag(b, arrive_flag(p, slot, i), slot->use, "dispatch chunk", i);
     return moe_buffer_at(b, slot->rows);
+}
+
+void moe_pass_keep(moe_pass *p, void *dst) {
+    if (dst != NULL && p->status == EPO_OK)
+        keep(p, dst);
 }
 
 void moe_pass_taken(moe_pass *p, epo_event *used, epo_event *odd) {

@@ -151,8 +151,9 @@ static epo_gg_chain chain_shape(const epo_chain *c) {
 }
 
 bool gpu_chain_covers(epo_backend *be, const epo_chain *c) {
-    if (!be->grouped || !be->chains || c->parts < 1 || c->parts > EPO_CHAIN_PARTS ||
-        c->first.act == NULL || c->first.kind == EPO_GEMM_WGRAD)
+    /* NCCL's kernels want more SMs than are lent. */
+    if (!be->grouped || !be->chains || !be->one_sided || c->parts < 1 ||
+        c->parts > EPO_CHAIN_PARTS || c->first.act == NULL || c->first.kind == EPO_GEMM_WGRAD)
         return false;
     epo_gg_chain gg = chain_shape(c);
     return epo_gg_chain_covers(&gg) != 0;
