@@ -195,6 +195,7 @@ epo_status moe_layer_backward(epo_layer *layer, epo_saved *saved, const void *dy
         moe_pass_taken(&p, g->grad, NULL);
     moe_saved_restore(&p, layer, saved, w);
     moe_backward_wgrad(&p, layer, w);
+    moe_pass_let_go(&p, g->fill_done);
     moe_pass_finish(&p, dx, dweights);
     epo_status status = moe_pass_end(&p);
     moe_pool_put(g, &out);

@@ -51,6 +51,8 @@ epo_status moe_group_wait(epo_group *group, epo_ready wait, const char *name) {
 
 epo_status moe_group_drain(epo_group *group) {
     epo_status status = drain(group, group->comm, NULL, "drain");
+    if (status == EPO_OK && group->keep != NULL) /* credits */
+        status = drain(group, group->keep, NULL, "drain");
     return status == EPO_OK ? drain(group, group->compute, NULL, "drain") : status;
 }
 

@@ -14,6 +14,12 @@ static uint64_t bytes_of(uint64_t count, uint64_t size) {
     return epo_size_mul(count, size, &bytes) ? bytes : UINT64_MAX;
 }
 
+/* Weight gradients that come at once read dy where it arrived, unless the slot is wanted
+ * before them. */
+static bool dy_stays(const epo_layer *l, bool in_place) {
+    return in_place && moe_layer_trains(l) && !l->group->delay_wgrad && !moe_saved_again(l);
+}
+
 moe_sizes moe_layer_sizes(const epo_layer *l, const epo_plan *plan, bool keep) {
     const epo_layer_config *c = &l->config;
     uint64_t size = moe_type_size(c->type), rows = plan->rows, k = (uint64_t)plan->top_k;
@@ -38,7 +44,7 @@ moe_sizes moe_layer_sizes(const epo_layer *l, const epo_plan *plan, bool keep) {
                  ? bytes_of((uint64_t)plan->tokens, plan->buffer->wire_bytes)
                  : 0;
     s.back_weight = flex ? bytes_of(plan->back_rows, k * sizeof(float)) : 0;
-    s.dy = moe_layer_trains(l) || !in_place ? bytes_of(rows, wide) : 0;
+    s.dy = (moe_layer_trains(l) || !in_place) && !dy_stays(l, in_place) ? bytes_of(rows, wide) : 0;
     s.x_again = wanted && !s.x_stays ? bytes_of(rows, wide) : 0;
     s.dweight = bytes_of(rows, sizeof(float));
     return s;
@@ -110,7 +116,10 @@ moe_wgrad *moe_backward_memory(moe_pass *p, epo_layer *layer, epo_saved *saved, 
     w->dh = saved->h;
     saved->x = saved->h = (moe_block){NULL, 0};
     p->custom = layer->config.expert != NULL;
-    get(p, s.dy, &w->dy);
+    const bool stays = dy_stays(layer, moe_pass_in_place(p));
+    p->holds = stays && !p->beside; /* beside another pass, that one wants the slot */
+    get(p, stays && p->beside ? bytes_of(p->plan->rows, p->buffer->row_bytes) : s.dy, &w->dy);
+    w->dy_rows = p->holds ? moe_buffer_at(p->buffer, p->buffer->dispatch.rows) : w->dy.ptr;
     get(p, s.a, &w->a);
     get(p, s.out, out);
     get(p, s.dweight, dweight);

@@ -380,6 +380,7 @@ typedef struct moe_pass {
     epo_status status;
     moe_block back, back_weight; /* flex: what goes back */
     bool keeps;                  /* in place: copies were issued */
+    bool holds;                  /* in place: weight gradients read the rows where they arrived */
     const void *own;             /* plan->own_stays: rows that do not go back */
     const float *own_weight;
     bool beside;    /* another pass's experts run beside */
@@ -415,6 +416,8 @@ const void *moe_pass_take_all(moe_pass *p, epo_ready *arrival);
 void moe_pass_keep(moe_pass *p, void *dst);
 /* In place: after `used`, and `odd`, if not NULL, the slot is given back. */
 void moe_pass_taken(moe_pass *p, epo_event *used, epo_event *odd);
+/* p->holds: after `read` the slot is given back. */
+void moe_pass_let_go(moe_pass *p, epo_event *read);
 /* Where the chunk's experts run. */
 epo_queue *moe_pass_lane(const moe_pass *p, int chunk);
 /* Chunk's rows, and row_weight[rows] if not NULL, on their way back; call it for
@@ -530,7 +533,8 @@ struct moe_wgrad {
     epo_plan *plan; /* a reference, for the layout */
     uint64_t microbatch, bytes;
     moe_block dy, a, dh, x;
-    moe_own *own; /* calls of the caller's experts; own_last: the one for this */
+    const void *dy_rows; /* dy's, or where the rows arrived */
+    moe_own *own;        /* calls of the caller's experts; own_last: the one for this */
     int own_last;
     int gemms, counted; /* all, and those that the figures hold */
     bool issued, told;  /* told: wgrad_ready was called */

@@ -160,7 +160,8 @@ static epo_exchange load_lane(const moe_pass *p, moe_lane *lane, int chunk, int 
 }
 
 /* Tells every peer, after `event` (and the others, if not NULL), that this rank reads
- * use `use` no more. */
+ * use `use` no more.  Where nothing but flags goes to peers for that, on a queue of its
+ * own: the next pass's rows need not wait until it is told. */
 static void give_credit(moe_pass *p, const moe_slot *slot, epo_event *event, epo_event *other,
                         epo_event *third) {
     epo_group *g = p->group;
@@ -171,8 +172,9 @@ static void give_credit(moe_pass *p, const moe_slot *slot, epo_event *event, epo
         moe_deps_wait(&deps, epo_ready_event(other));
     if (third != NULL)
         moe_deps_wait(&deps, epo_ready_event(third));
+    bool apart = g->keep != NULL && g->ops->info(g->be)->one_sided;
     if (p->status == EPO_OK)
-        p->status = g->ops->exchange(g->comm, &x, &deps);
+        p->status = g->ops->exchange(apart ? g->keep : g->comm, &x, &deps);
 }
 
 /* Chunks [i, end) in one exchange. */
@@ -319,8 +321,13 @@ void moe_pass_keep(moe_pass *p, void *dst) {
 }
 
 void moe_pass_taken(moe_pass *p, epo_event *used, epo_event *odd) {
-    if (moe_pass_in_place(p))
+    if (moe_pass_in_place(p) && !p->holds)
         give_credit(p, &p->buffer->dispatch, used, odd, p->keeps ? p->group->kept : NULL);
+}
+
+void moe_pass_let_go(moe_pass *p, epo_event *read) {
+    if (p->holds)
+        give_credit(p, &p->buffer->dispatch, read, NULL, NULL);
 }
 
 epo_queue *moe_pass_lane(const moe_pass *p, int chunk) {

@@ -53,7 +53,7 @@ static epo_status issue_gemms(moe_wgrad *w, int first, int count, const epo_read
     const epo_layer_config *c = &w->layer->config;
     epo_group *g = w->layer->group;
     epo_gemm gemm = {.kind = EPO_GEMM_WGRAD,
-                     .a = w->dy.ptr,
+                     .a = w->dy_rows,
                      .b = w->a.ptr,
                      .c = c->dw2,
                      .type = c->type,

@@ -100,8 +100,6 @@ static epo_status waits_choose(epo_backend *be) {
 static epo_status copies_choose(epo_backend *be) {
     const char *wish = getenv("EP_OVERLAP_CUDA_SMALL");
     char *end = NULL;
-    const char *thin = getenv("EP_OVERLAP_CUDA_THIN");
-    be->thin = thin != NULL && strcmp(thin, "1") == 0;
     be->batch_copies = true;
     be->small_piece = SMALL_PIECE;
     be->pack = wish != NULL && strcmp(wish, "0") == 0; /* everything by copy engines */

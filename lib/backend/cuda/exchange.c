@@ -55,8 +55,7 @@ typedef struct table {
 static epo_status table_flush(table *t) {
     if (t->count > 0)
         GPU_TRY(t->q->be, t->phase,
-                gpu_kernel_segments(t->stream, t->blocks, t->piece, t->count, t->row_bytes, NULL,
-                                    false));
+                gpu_kernel_segments(t->stream, t->blocks, t->piece, t->count, t->row_bytes, NULL));
     t->count = 0;
     return EPO_OK;
 }
@@ -161,19 +160,6 @@ static bool by_kernel(const epo_queue *q, const epo_exchange *x) {
            bytes < pieces * q->be->small_piece;
 }
 
-static bool gathered(const epo_exchange *x) {
-    for (int i = 0; i < x->nsend; i++)
-        if (x->send[i].index != NULL)
-            return true;
-    return false;
-}
-
-/* Rows on their way back beside the GEMMs of other chunks, by what those leave of their
- * SMs: the CPU has one launch to make instead of a copy for each piece. */
-static bool thin(const epo_queue *q, const epo_exchange *x) {
-    return q->be->thin && q->kind == EPO_QUEUE_COMM && !x->alone && !gathered(x) && x->nsend > 0;
-}
-
 /* Segments from the front that have rows of one size. */
 static int one_size(const epo_exchange *x, int first) {
     int i = first;
@@ -194,8 +180,7 @@ static bool few_launches(const epo_exchange *x) {
 static epo_status push_rows(epo_queue *q, const epo_exchange *x, int first, int count,
                             const char *phase, gpu_raise *raise) {
     gpu_segment piece[GPU_SEGMENTS];
-    const bool beside = thin(q, x);
-    const int blocks = beside ? q->be->sms : x->alone ? PUSH_BLOCKS_ALONE : PUSH_BLOCKS;
+    const int blocks = x->alone ? PUSH_BLOCKS_ALONE : PUSH_BLOCKS;
     uint32_t rows = 0;
     int part = 0, n = 0;
     for (int i = 0; i < count; i++) {
@@ -211,9 +196,8 @@ static epo_status push_rows(epo_queue *q, const epo_exchange *x, int first, int 
     }
     for (; raise != NULL && part < raise->parts; part++)
         raise->part[part].end = rows;
-    GPU_TRY(
-        q->be, phase,
-        gpu_kernel_segments(q->stream, blocks, piece, n, x->send[first].row_bytes, raise, beside));
+    GPU_TRY(q->be, phase,
+            gpu_kernel_segments(q->stream, blocks, piece, n, x->send[first].row_bytes, raise));
     return EPO_OK;
 }
 
@@ -406,7 +390,7 @@ static epo_status pairs(epo_queue *q, const epo_exchange *x, const epo_deps *dep
  * beside, must be there. */
 static epo_status exchange_part(epo_queue *q, const epo_exchange *x, const epo_deps *deps,
                                 bool stale) {
-    const bool stores = q->be->one_sided && (by_kernel(q, x) || (thin(q, x) && few_launches(x)));
+    const bool stores = q->be->one_sided && by_kernel(q, x);
     epo_status status = EPO_OK;
     if (stores || x->nsend == 0 || !second_stream(q, x))
         status = gpu_staging_settle(q, deps->name);

@@ -119,7 +119,6 @@ struct epo_backend {
     bool grouped;         /* our GEMM kernels where they fit; else cuBLAS */
     int gemm_sms;         /* that those take; 0: all */
     uint64_t small_piece; /* bytes; smaller ones on average are stored, not copied */
-    bool thin;            /* rows go back by kernels beside GEMMs, not by copy engines */
     bool pack;            /* gathered rows by copy engines too */
     bool batch_copies;    /* many copies in one call */
     bool bulk;            /* the device copies in bulk: kernels of flex_*.cu (sm_90) */

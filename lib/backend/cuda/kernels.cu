@@ -39,18 +39,21 @@ template <typename T, int N> struct alignas(sizeof(T) * N) Pack { T e[N]; };
 
 /* ---- copies ---- */
 
-/* One warp copies one row in units of V, four loads in flight per thread. */
-template <typename V>
+/* One warp copies one row in units of V, kFlight loads in flight per thread: a few SMs
+ * move as much as a link takes only if each has much under way. */
+template <typename V, int kFlight>
 __device__ __forceinline__ void row_copy(char *dst, const char *src, uint32_t units, int lane) {
     V *d = reinterpret_cast<V *>(dst);
     const V *s = reinterpret_cast<const V *>(src);
     uint32_t u = lane;
-    for (; u + 3 * kWarp < units; u += 4 * kWarp) {
-        V a = s[u], b = s[u + kWarp], c = s[u + 2 * kWarp], e = s[u + 3 * kWarp];
-        d[u] = a;
-        d[u + kWarp] = b;
-        d[u + 2 * kWarp] = c;
-        d[u + 3 * kWarp] = e;
+    for (; u + (kFlight - 1) * kWarp < units; u += kFlight * kWarp) {
+        V v[kFlight];
+#pragma unroll
+        for (int i = 0; i < kFlight; i++)
+            v[i] = s[u + i * kWarp];
+#pragma unroll
+        for (int i = 0; i < kFlight; i++)
+            d[u + i * kWarp] = v[i];
     }
     for (; u < units; u += kWarp)
         d[u] = s[u];
@@ -105,9 +108,9 @@ __global__ void __launch_bounds__(kThreads)
         const int64_t from = index ? index[row] : (int64_t)row;
         char *to = dst + row * row_bytes;
         if (from >= 0)
-            row_copy<V>(to, src + (uint64_t)from * row_bytes, units, lane);
+            row_copy<V, 4>(to, src + (uint64_t)from * row_bytes, units, lane);
         else if (from < -1)
-            row_copy<V>(to, own + (uint64_t)(-2 - from) * row_bytes, units, lane);
+            row_copy<V, 4>(to, own + (uint64_t)(-2 - from) * row_bytes, units, lane);
         else
             row_zero<V>(to, units, lane);
     }
@@ -152,9 +155,11 @@ template <int N> __device__ __forceinline__ int segment_of(const Segments<N> &ta
 }
 
 /* One warp per row.  A part's rows are taken from both ends in turns: remote ones lie
- * first and own ones last, and the link is busy all the time that way. */
+ * first and own ones last, and the link is busy all the time that way.  Few, large blocks:
+ * rows may be on their way while GEMMs want the other SMs, and a few SMs fill a link. */
 template <typename V, int N>
-__device__ __forceinline__ void copy_rows(const Segments<N> &table, uint32_t row_bytes) {
+__global__ void __launch_bounds__(kPushThreads, 1)
+    copy_segments(const __grid_constant__ Segments<N> table, uint32_t row_bytes) {
     const int lane = threadIdx.x % kWarp;
     const uint32_t units = row_bytes / sizeof(V), all = table.before[table.count];
     const uint32_t warps = blockDim.x / kWarp;
@@ -172,29 +177,13 @@ __device__ __forceinline__ void copy_rows(const Segments<N> &table, uint32_t row
         const uint64_t at = row - table.before[s];
         const int64_t from = seg.index ? seg.index[at] : (int64_t)at;
         if (from >= 0)
-            row_copy<V>(seg.dst + at * row_bytes, seg.src + (uint64_t)from * row_bytes, units,
-                        lane);
+            row_copy<V, 8>(seg.dst + at * row_bytes, seg.src + (uint64_t)from * row_bytes, units,
+                           lane);
         else
             row_zero<V>(seg.dst + at * row_bytes, units, lane);
     }
     for (; part < table.raise.parts; part++)
         part_stored(table.raise, part, lane);
-}
-
-/* Few, large blocks: rows may be on their way while GEMMs want the other SMs, and a few
- * SMs fill a link. */
-template <typename V, int N>
-__global__ void __launch_bounds__(kPushThreads, 1)
-    copy_segments(const __grid_constant__ Segments<N> table, uint32_t row_bytes) {
-    copy_rows<V, N>(table, row_bytes);
-}
-
-/* One warp of 32 registers and no shared memory: what a block of our GEMM leaves of its
- * SM, so both run there side by side. */
-template <typename V, int N>
-__global__ void __maxnreg__(32)
-    copy_segments_thin(const __grid_constant__ Segments<N> table, uint32_t row_bytes) {
-    copy_rows<V, N>(table, row_bytes);
 }
 
 /* ---- reduce ---- */
@@ -386,7 +375,7 @@ template <typename T> void swiglu_launch(cudaStream_t stream, const epo_swiglu *
 
 template <int N>
 cudaError_t segments_launch(cudaStream_t stream, int blocks, const gpu_segment *segments, int count,
-                            uint32_t row_bytes, const gpu_raise *raise, bool thin) {
+                            uint32_t row_bytes, const gpu_raise *raise) {
     static_assert(sizeof(Segments<N>) < 32000, "a launch's arguments");
     Segments<N> table;
     bool by16 = row_bytes % 16 == 0, by4 = row_bytes % 4 == 0;
@@ -403,16 +392,12 @@ cudaError_t segments_launch(cudaStream_t stream, int blocks, const gpu_segment *
         by4 = by4 && aligned(s.dst, 4) && aligned(s.src, 4);
     }
     const uint32_t rows = table.before[count];
-    const uint32_t warps = thin ? 1 : kPushThreads / kWarp, need = (rows + warps - 1) / warps;
+    const uint32_t warps = kPushThreads / kWarp, need = (rows + warps - 1) / warps;
     unsigned grid = need < (uint32_t)blocks ? need : (unsigned)blocks;
     if ((rows == 0 || row_bytes == 0) && raise == nullptr)
         return cudaSuccess;
     grid = grid > 0 ? grid : 1;
-    if (thin && by16)
-        copy_segments_thin<uint4, N><<<grid, kWarp, 0, stream>>>(table, row_bytes);
-    else if (thin)
-        copy_segments_thin<uint8_t, N><<<grid, kWarp, 0, stream>>>(table, row_bytes);
-    else if (by16)
+    if (by16)
         copy_segments<uint4, N><<<grid, kPushThreads, 0, stream>>>(table, row_bytes);
     else if (by4)
         copy_segments<uint32_t, N><<<grid, kPushThreads, 0, stream>>>(table, row_bytes);
@@ -445,17 +430,16 @@ extern "C" cudaError_t gpu_kernel_gather(cudaStream_t stream, int sms, const epo
 
 extern "C" cudaError_t gpu_kernel_segments(cudaStream_t stream, int blocks,
                                            const gpu_segment *segments, int count,
-                                           uint32_t row_bytes, const gpu_raise *raise, bool thin) {
+                                           uint32_t row_bytes, const gpu_raise *raise) {
     if (raise != nullptr && count > GPU_SEGMENTS)
         return cudaErrorInvalidValue;
     if (count <= GPU_SEGMENTS_FEW)
-        return segments_launch<GPU_SEGMENTS_FEW>(stream, blocks, segments, count, row_bytes, raise,
-                                                 thin);
+        return segments_launch<GPU_SEGMENTS_FEW>(stream, blocks, segments, count, row_bytes, raise);
     cudaError_t error = cudaSuccess;
     for (int first = 0; first < count && error == cudaSuccess; first += GPU_SEGMENTS) {
         const int more = count - first < GPU_SEGMENTS ? count - first : GPU_SEGMENTS;
-        error = segments_launch<GPU_SEGMENTS>(stream, blocks, segments + first, more, row_bytes,
-                                              raise, thin);
+        error =
+            segments_launch<GPU_SEGMENTS>(stream, blocks, segments + first, more, row_bytes, raise);
     }
     return error;
 }

@@ -45,10 +45,10 @@ typedef struct gpu_raise {
  * not looked at. */
 cudaError_t gpu_kernel_gather(cudaStream_t stream, int sms, const epo_rows_gather *g,
                               const uint32_t *late);
-/* By `blocks` blocks of 1024 threads at most, or, `thin`, of one warp.  raise: NULL, or what to
- * tell; its parts need one launch, so at most GPU_SEGMENTS. */
+/* By `blocks` blocks of 1024 threads at most.  raise: NULL, or what to tell; its parts
+ * need one launch, so at most GPU_SEGMENTS. */
 cudaError_t gpu_kernel_segments(cudaStream_t stream, int blocks, const gpu_segment *segments,
-                                int count, uint32_t row_bytes, const gpu_raise *raise, bool thin);
+                                int count, uint32_t row_bytes, const gpu_raise *raise);
 /* flex_fp8.cu; 16-byte aligned rows. */
 cudaError_t gpu_kernel_wire_pack(cudaStream_t stream, int sms, const epo_wire_pack *p);
 cudaError_t gpu_kernel_wire_gather(cudaStream_t stream, int sms, const epo_rows_gather *g);
