@@ -85,6 +85,7 @@ typedef struct epo_backend_config {
     epo_world *threads;
     double timeout_s, warn_s;
     void *nccl_comm; /* not NULL: rank, ranks and bootstrap are the communicator's */
+    bool overlap;    /* exchanges run beside GEMMs */
 } epo_backend_config;
 
 typedef struct epo_backend_info {

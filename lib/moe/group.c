@@ -119,6 +119,7 @@ static epo_status open_backend(epo_group *g, const epo_group_config *c) {
         .timeout_s = c->timeout_s > 0 ? c->timeout_s : DEFAULT_TIMEOUT_S,
         .warn_s = c->warn_s > 0 ? c->warn_s : DEFAULT_WARN_S,
         .nccl_comm = c->nccl_comm,
+        .overlap = g->overlap,
     };
     epo_status status = g->ops->open(&config, &g->be);
     if (status != EPO_OK)

@@ -140,7 +140,7 @@ static epo_status gemm_choose(epo_backend *be) {
     return EPO_OK;
 }
 
-static epo_status reach_choose(epo_backend *be, char *why, size_t size) {
+static epo_status reach_choose(epo_backend *be, bool overlap, char *why, size_t size) {
     epo_status status = gpu_window_reach(be, &be->one_sided, why, size);
     if (status != EPO_OK || be->one_sided)
         return status;
@@ -150,6 +150,9 @@ static epo_status reach_choose(epo_backend *be, char *why, size_t size) {
                         "rank %d: ranks share one GPU, which NCCL refuses, and do not reach each "
                         "other's memory: %s",
                         be->rank, why);
+    be->lends = overlap && be->sms > 2 * GPU_PAIRS_SMS;
+    if (be->lends && be->gemm_sms == 0)
+        be->gemm_sms = be->sms - GPU_PAIRS_SMS;
     status = gpu_alloc(be, GPU_PAIRS_WORDS, &words);
     be->pairs_word = words;
     return status == EPO_OK ? gpu_pairs_create(be) : status;
@@ -201,7 +204,7 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
         (status = gpu_late_open(be)) != EPO_OK || (status = gpu_watch_start(be)) != EPO_OK ||
         (status = waits_choose(be)) != EPO_OK || (status = gemm_choose(be)) != EPO_OK ||
         (status = sums_choose(be)) != EPO_OK || (status = copies_choose(be)) != EPO_OK ||
-        (status = reach_choose(be, why, sizeof why)) != EPO_OK) {
+        (status = reach_choose(be, config->overlap, why, sizeof why)) != EPO_OK) {
         char text[EPO_ERROR_MAX]; /* the peers need not wait for this rank */
         snprintf(text, sizeof text, "%s", epo_fail_text());
         gpu_meet_abort(be->meet, status, text);

@@ -44,6 +44,9 @@
 #define GPU_QUEUES 8 /* per backend */
 #define GPU_SIDE 3   /* helper streams of a GEMM queue */
 #define GPU_PAIRS_WORDS 8192
+/* SMs that GEMMs leave to NCCL's kernels, and that these take at most: a GEMM that holds
+ * every SM to its end keeps them out. */
+#define GPU_PAIRS_SMS 16
 
 typedef struct gpu_blas gpu_blas;
 typedef struct gpu_pairs gpu_pairs;
@@ -117,6 +120,7 @@ struct epo_backend {
     bool one_sided;
     bool chains;          /* both products of the experts in one launch where it fits */
     bool grouped;         /* our GEMM kernels where they fit; else cuBLAS */
+    bool lends;           /* GEMMs leave SMs to NCCL's kernels */
     int gemm_sms;         /* that those take; 0: all */
     uint64_t small_piece; /* bytes; smaller ones on average are stored, not copied */
     bool pack;            /* gathered rows by copy engines too */
