@@ -16,9 +16,11 @@ static const char *kind_name(epo_profile_kind kind) {
 }
 
 static void print_file(const profile_file *f) {
-    printf("%s: %s, %llu kernels, %llu copies, %zu %s\n", f->path, kind_name(f->facts.kind),
-           (unsigned long long)f->facts.kernels, (unsigned long long)f->facts.copies,
-           f->facts.units, f->facts.units == 1 ? "device" : "processes and devices");
+    const char *copies = f->facts.copies == 1 ? "copy" : "copies";
+    printf("%s: %s, %llu kernel%s, %llu %s, %zu %s\n", f->path, kind_name(f->facts.kind),
+           (unsigned long long)f->facts.kernels, f->facts.kernels == 1 ? "" : "s",
+           (unsigned long long)f->facts.copies, copies, f->facts.units,
+           f->facts.units == 1 ? "device" : "processes and devices");
     if (f->facts.missing[0] != '\0')
         printf("  not in this file: %s\n", f->facts.missing);
     if (f->facts.skipped > 0)
