@@ -254,6 +254,8 @@ typedef struct epo_routes {
     const int64_t *experts; /* [tokens][top_k] */
     int tokens, top_k;
     int experts_all, ranks; /* E, R */
+    int shares, share;      /* tokens t with t % shares == share count, others are as if not
+                             * routed; shares 0 or 1: all */
     /* As epo_route_drop; EPO_ROUTE_UNLIMITED: nothing is dropped. */
     uint64_t capacity;
     bool by_weight;

@@ -165,11 +165,18 @@ typedef struct epo_group_config {
     void *(*alloc)(void *ctx, uint64_t bytes);
     void (*free)(void *ctx, void *ptr, uint64_t bytes);
     void *alloc_ctx;
+    /* Ranks that hold the same tokens: group ranks i*tp .. i*tp+tp-1 give the same
+     * routing, x and dy (tensor parallelism without sequence parallelism).  Each carries
+     * the tokens t with t % tp == rank % tp and skips the others as if their slots were
+     * not used, so that no expert computes a row twice: y, dx and dweights are 0 there,
+     * and their sum over the tp ranks is whole.  A capacity counts ceil(T/tp) tokens.
+     * 0 or 1: every rank has tokens of its own. */
+    int tensor_parallel;
 } epo_group_config;
 #define EPO_GROUP_CONFIG_INIT                                                                      \
     {                                                                                              \
         sizeof(epo_group_config), EPO_ENGINE_AUTO, -1, -1, NULL, 0, NULL, NULL, EPO_DEFAULT,       \
-            EPO_DISPATCH_DEFAULT, EPO_DEFAULT, 0, 0.0, 0.0, 0, NULL, NULL, NULL, NULL              \
+            EPO_DISPATCH_DEFAULT, EPO_DEFAULT, 0, 0.0, 0.0, 0, NULL, NULL, NULL, NULL, 0           \
     }
 
 /* What was decided when the group was made. */

@@ -37,7 +37,8 @@ uint64_t moe_capacity_of(const epo_buffer *b, int tokens, int top_k) {
         return (uint64_t)b->capacity;
     if (!(b->capacity_factor > 0))
         return EPO_ROUTE_UNLIMITED;
-    double rows = (double)tokens * (double)top_k / (double)b->experts * b->capacity_factor;
+    int tp = b->group->tp, carried = tokens / tp + (tokens % tp != 0);
+    double rows = (double)carried * (double)top_k / (double)b->experts * b->capacity_factor;
     if (rows >= (double)INT32_MAX)
         return INT32_MAX;
     return (uint64_t)rows + ((double)(uint64_t)rows < rows); /* rounded up */

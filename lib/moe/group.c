@@ -99,6 +99,8 @@ static epo_status check_config(const epo_group_config *c) {
     if (status == EPO_OK && c->delay_wgrad == EPO_ON && c->overlap == EPO_OFF)
         status = epo_fail(EPO_E_ARG, "delay_wgrad is on and overlap is off: delayed weight "
                                      "gradients need overlap; turn overlap on or delay_wgrad off");
+    if (status == EPO_OK)
+        status = moe_check_range("tensor_parallel", c->tensor_parallel, 0, MAX_CHUNKS);
     if (status == EPO_OK && (c->alloc == NULL) != (c->free == NULL))
         status = epo_fail(EPO_E_ARG, "alloc is %s, free is %s; give both or none",
                           c->alloc == NULL ? "NULL" : "given", c->free == NULL ? "NULL" : "given");
@@ -156,11 +158,14 @@ static epo_status make_queues(epo_group *g) {
 
 /* What all ranks must have decided alike, or they would wait for each other. */
 typedef struct group_digest {
-    int32_t overlap, dispatcher, chunks;
+    int32_t overlap, dispatcher, chunks, tp;
 } group_digest;
 
 static epo_status agree(epo_group *g) {
-    group_digest mine = {g->overlap, (int32_t)g->dispatcher, g->chunks};
+    group_digest mine = {g->overlap, (int32_t)g->dispatcher, g->chunks, g->tp};
+    if (g->ranks % g->tp != 0)
+        return epo_fail(EPO_E_ARG, "tensor_parallel: found %d, allowed are divisors of %d ranks",
+                        g->tp, g->ranks);
     group_digest *all = calloc((size_t)g->ranks, sizeof *all);
     if (all == NULL)
         return epo_fail(EPO_E_NOMEM, "memory: need %zu bytes for %d ranks",
@@ -170,9 +175,10 @@ static epo_status agree(epo_group *g) {
         if (memcmp(&all[r], &all[0], sizeof *all) != 0)
             status = epo_fail(EPO_E_PEER,
                               "the ranks disagree: rank 0 has overlap %d, dispatcher %d, chunks "
-                              "%d, rank %d has %d, %d, %d; give all ranks the same",
-                              all[0].overlap, all[0].dispatcher, all[0].chunks, r, all[r].overlap,
-                              all[r].dispatcher, all[r].chunks);
+                              "%d, tensor_parallel %d, rank %d has %d, %d, %d, %d; give all ranks "
+                              "the same",
+                              all[0].overlap, all[0].dispatcher, all[0].chunks, all[0].tp, r,
+                              all[r].overlap, all[r].dispatcher, all[r].chunks, all[r].tp);
     free(all);
     return status;
 }
@@ -250,6 +256,7 @@ epo_status moe_group_create(const epo_engine_group *given, epo_group **out) {
     g->delay_wgrad = c.delay_wgrad == EPO_ON;
     g->dispatcher = c.dispatcher;
     g->chunks = c.chunks;
+    g->tp = c.tensor_parallel > 1 ? c.tensor_parallel : 1;
     g->alloc = c.alloc;
     g->release = c.free;
     g->alloc_ctx = c.alloc_ctx;

@@ -101,6 +101,7 @@ struct epo_group {
     const epo_backend_ops *ops;
     epo_backend *be;
     int rank, ranks;
+    int tp; /* ranks that hold the same tokens; 1: none do */
     bool overlap, delay_wgrad;
     epo_dispatcher dispatcher;
     int chunks;

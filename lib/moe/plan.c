@@ -159,6 +159,8 @@ epo_routes moe_plan_routes(const epo_buffer *b, const epo_routing *r) {
         .top_k = r->top_k,
         .experts_all = b->experts,
         .ranks = b->group->ranks,
+        .shares = b->group->tp,
+        .share = b->group->rank % b->group->tp,
         .capacity = moe_capacity_drops(b) ? capacity : EPO_ROUTE_UNLIMITED,
         .by_weight = b->overflow == EPO_OVERFLOW_DROP_WEIGHT,
         .weights = r->weights,
@@ -186,6 +188,13 @@ static epo_status count_on_device(const epo_buffer *b, const epo_routing *r, uin
                      out.bad % k, out.bad_value, b->experts - 1);
 }
 
+/* Tokens that another rank with the same ones carries. */
+static void drop_others(const epo_group *g, const epo_routing *r, int32_t *experts) {
+    for (int t = 0; g->tp > 1 && t < r->tokens; t++)
+        for (int k = 0; t % g->tp != g->rank % g->tp && k < r->top_k; k++)
+            experts[(size_t)t * (size_t)r->top_k + (size_t)k] = -1;
+}
+
 /* expert_rows[E] and rank_rows[R] of this rank, of what its capacity leaves; on the CPU
  * also the experts. */
 static epo_status count_routing(const epo_buffer *b, const epo_route_shape *s, const epo_routing *r,
@@ -195,6 +204,8 @@ static epo_status count_routing(const epo_buffer *b, const epo_route_shape *s, c
         status = count_on_device(b, r, rows, &a->dropped);
     } else {
         status = copy_experts(b, s, r, a->experts);
+        if (status == EPO_OK)
+            drop_others(b->group, r, a->experts);
         if (status == EPO_OK && moe_capacity_drops(b))
             status = moe_capacity_drop(b, r, a->experts, &a->dropped);
         if (status == EPO_OK)

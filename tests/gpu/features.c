@@ -4,7 +4,7 @@
  * layers, bit for bit: groups from a communicator, several groups in one step, two
  * micro-batches node by node.  And what a peer that never comes leaves: NaN.
  *
- *   features [NAME...]     late comm groups saved own overflow schedule control
+ *   features [NAME...]     late comm groups saved tp own overflow schedule control
  */
 #include "gpu_test.h"
 #include "reference.h"
@@ -27,6 +27,7 @@ typedef struct rank_job {
     epo_group_config config;
     int device, rank; /* in its group */
     bool scheduled;
+    bool masked; /* every other token only */
     epo_saved_mode saved;
     epo_status status;
     uint64_t hash, part[PARTS];
@@ -79,7 +80,9 @@ static void routing_of(rank_job *j, int mb) {
     int64_t *experts = calloc((size_t)slots + 1, sizeof *experts);
     float *weights = calloc((size_t)slots + 1, sizeof *weights);
     for (int i = 0; i < slots; i++) {
-        experts[i] = ref_expert(c, j->rank, mb, i / c->top_k, i % c->top_k);
+        experts[i] = j->masked && i / c->top_k % 2 != j->rank % 2
+                         ? -1
+                         : ref_expert(c, j->rank, mb, i / c->top_k, i % c->top_k);
         weights[i] = ref_weight(c, j->rank, mb, i / c->top_k, i % c->top_k);
     }
     j->experts[mb] = hold(j, test_upload(experts, (uint64_t)slots * 8));
@@ -423,6 +426,23 @@ static void test_saved(void) {
                  other[0].scheduled ? ", scheduled" : "");
         bool ok = run_world(plain, 2, text, sizeof text) && run_world(other, 2, text, sizeof text);
         same_bits(name, ok, plain, other, 2, text, sizeof text);
+    }
+}
+
+/* tensor_parallel is a routing without the tokens that the other rank carries. */
+static void test_tp(void) {
+    for (int i = 2; i < 4; i++) {
+        char text[256] = "";
+        rank_job masked[2], tp[2];
+        ref_case c = some_case(0xc1 + (uint64_t)i, 2, EPO_BF16);
+        for (int r = 0; r < 2; r++) {
+            masked[r] = tp[r] = some_job(&c, r, i);
+            masked[r].masked = true;
+            tp[r].config.tensor_parallel = 2;
+        }
+        bool ok = run_world(masked, 2, text, sizeof text) && run_world(tp, 2, text, sizeof text);
+        same_bits(i % 2 ? "tensor_parallel, flex" : "tensor_parallel, alltoall", ok, masked, tp, 2,
+                  text, sizeof text);
     }
 }
 
@@ -810,9 +830,10 @@ int main(int argc, char **argv) {
         const char *name;
         void (*run)(void);
     } all[] = {{"late", test_late}, /* these two fork: first */
-               {"comm", test_comm},      {"groups", test_groups},     {"saved", test_saved},
-               {"own", test_own},        {"overflow", test_overflow}, {"schedule", test_schedule},
-               {"control", test_control}};
+               {"comm", test_comm},         {"groups", test_groups},
+               {"saved", test_saved},       {"tp", test_tp},
+               {"own", test_own},           {"overflow", test_overflow},
+               {"schedule", test_schedule}, {"control", test_control}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         bool asked = argc < 2;
         for (int a = 1; a < argc; a++)

@@ -54,6 +54,7 @@ epo_group *moe_rank_group(moe_rank *c, const moe_how *how) {
     config.chunks = how->chunks;
     config.timeout_s = c->timeout_s;
     config.wgrad_limit_bytes = how->wgrad_limit;
+    config.tensor_parallel = how->tp;
     if (how->memory != NULL) {
         config.alloc = how->memory->alloc;
         config.free = how->memory->free;

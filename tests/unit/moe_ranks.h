@@ -44,6 +44,7 @@ typedef struct moe_how {
     bool in_place;        /* dx is dy */
     bool own;             /* experts are a function of the test's; fp32 */
     epo_saved_mode saved;
+    int tp;                          /* tensor_parallel */
     const epo_group_config *memory;  /* alloc and free of these; alloc_ctx: [rank] */
     int fail_call;                   /* not 0: its n-th call fails, on rank 0 */
     const epo_buffer_config *limits; /* capacity, overflow, padding, wire; NULL: none */

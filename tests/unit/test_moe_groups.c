@@ -53,6 +53,94 @@ static void two_groups_of_two_in_a_step_of_four(void) {
     }
 }
 
+/* ---- ranks with the same tokens --------------------------------------------- */
+
+static void *copy_of(const void *from, size_t bytes) {
+    void *to = from != NULL ? moe_calloc(bytes, 1) : NULL;
+    if (to != NULL)
+        memcpy(to, from, bytes);
+    return to;
+}
+
+/* Ranks i*tp+1.. get what rank i*tp has; *masked: each with its share of the slots. */
+static void share_tokens(moe_case *c, int tp, moe_case *masked) {
+    *masked = *c;
+    for (int m = 0; m < c->batches; m++)
+        for (int r = 0; r < c->ranks; r++) {
+            const case_batch *first = &c->batch[m][r / tp * tp];
+            case_batch *b = &c->batch[m][r], *mine = &masked->batch[m][r];
+            size_t slots = (size_t)first->tokens * (size_t)c->top_k;
+            size_t row = (size_t)first->tokens * (size_t)c->hidden * sizeof(float);
+            if (r % tp != 0) {
+                free(b->experts);
+                free(b->weights);
+                free(b->x);
+                free(b->dy);
+                *b = (case_batch){first->tokens, copy_of(first->experts, slots * 8),
+                                  copy_of(first->weights, slots * 4), copy_of(first->x, row),
+                                  copy_of(first->dy, row)};
+            }
+            *mine = *b;
+            mine->experts = copy_of(b->experts, slots * 8);
+            for (size_t i = 0; i < slots; i++)
+                if ((int)(i / (size_t)c->top_k) % tp != r % tp)
+                    mine->experts[i] = -1;
+        }
+}
+
+static void tokens_held_twice_are_computed_once(void) {
+    for (uint64_t i = 0; i < 24; i++) {
+        int tp = i % 3 == 0 ? 4 : 2;
+        moe_case c = {.seed = 700 + i,
+                      .ranks = 4,
+                      .experts = 8,
+                      .hidden = 11,
+                      .ffn = 6,
+                      .top_k = 3,
+                      .batches = 2,
+                      .max_tokens = 14,
+                      .type = EPO_F32,
+                      .style = (case_style)(i % CASE_STYLES)};
+        moe_how how = {.dispatcher = (epo_dispatcher)(i % 2),
+                       .overlap = i / 2 % 2,
+                       .delay = i / 2 % 2,
+                       .chunks = 2,
+                       .tp = tp};
+        moe_case masked;
+        moe_answer answer;
+        moe_result result;
+        moe_case_fill(&c);
+        share_tokens(&c, tp, &masked);
+        moe_reference(&masked, &answer);
+        CU_ASSERT_EQUAL(moe_run(&c, &how, &result), 0);
+        CU_ASSERT(moe_error(&c, &how, &result, &answer, true) < 1e-5);
+        moe_result_free(&result);
+        moe_answer_free(&answer);
+        for (int m = 0; m < c.batches; m++)
+            for (int r = 0; r < c.ranks; r++)
+                free(masked.batch[m][r].experts);
+        moe_case_free(&c);
+    }
+}
+
+static void refused_tp(moe_rank *c) {
+    epo_engine_group g = {sizeof g, EPO_GROUP_CONFIG_INIT, "a test"};
+    epo_group *group = NULL;
+    g.config.engine = EPO_ENGINE_HOST;
+    g.config.rank = c->rank;
+    g.config.ranks = c->ranks;
+    g.config.threads = c->world;
+    g.config.overlap = EPO_OFF;
+    g.config.delay_wgrad = EPO_OFF;
+    g.config.dispatcher = EPO_DISPATCH_ALLTOALL;
+    g.config.timeout_s = 5;
+    g.config.tensor_parallel = 2; /* of three ranks */
+    EXPECT(c, c->engine->group_create(&g, &group) == EPO_E_ARG);
+    EXPECT(c, strstr(c->engine->error(), "tensor_parallel") != NULL);
+}
+
+static void tp_divides_the_ranks(void) { CU_ASSERT_EQUAL(moe_ranks(3, 5.0, refused_tp, NULL), 0); }
+
 /* ---- processes and their bootstrap ------------------------------------------- */
 
 enum { RANKS = 4, BYTES = 1024 };
@@ -195,6 +283,8 @@ int main(void) {
         {"two groups by a caller's bootstrap", two_groups_by_bootstrap},
         {"one rank's wrong argument is everybody's", one_ranks_wrong_argument_is_everybodys},
         {"two groups of two in a step of four", two_groups_of_two_in_a_step_of_four},
+        {"tokens held twice are computed once", tokens_held_twice_are_computed_once},
+        {"tensor_parallel divides the ranks", tp_divides_the_ranks},
         CU_TEST_INFO_NULL,
     };
     return unit_run("moe groups", tests);

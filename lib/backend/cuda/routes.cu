@@ -29,9 +29,10 @@ __global__ void __launch_bounds__(GPU_ROUTE_TOKENS) count_block(epo_routes r, gp
         const bool bad = e < -1 || e >= r.experts_all;
         if (bad)
             atomicMin(s.bad, (unsigned long long)flat);
+        const bool other = r.shares > 1 && t % r.shares != r.share;
         if (!kAgain)
-            s.copy[flat] = bad ? -1 : (int32_t)e;
-        if (bad || e < 0)
+            s.copy[flat] = bad || other ? -1 : (int32_t)e;
+        if (bad || other || e < 0)
             continue;
         atomicAdd(&rows[e], 1u);
         bool seen = false;
