@@ -332,7 +332,9 @@ void moe_pass_let_go(moe_pass *p, epo_event *read) {
 
 epo_queue *moe_pass_lane(const moe_pass *p, int chunk) {
     epo_group *g = p->group;
-    return g->odd != NULL && chunk % 2 == 1 ? g->odd : g->compute;
+    /* Sums in memory read rows of all chunks before: one lane orders them. */
+    const bool one = p->plan->back != NULL && !moe_plan_sums(p->plan);
+    return g->odd != NULL && chunk % 2 == 1 && !one ? g->odd : g->compute;
 }
 
 bool moe_plan_sums(const epo_plan *plan) {
@@ -364,6 +366,8 @@ static void sum_back(moe_pass *p, int chunk, const void *rows, const float *row_
                                   .rows = n * k,
                                   .row_bytes = sizeof(float)};
         epo_deps gather_deps = moe_deps("dweights", EPO_INTERVAL_LOCAL, chunk);
+        if (chunk > 0 && moe_plan_sums(p->plan)) /* what the other lane's chunks made */
+            moe_deps_wait(&gather_deps, epo_ready_event(g->returned));
         p->status = g->ops->gather(moe_pass_lane(p, chunk), &gather, &gather_deps);
     }
     if (p->status == EPO_OK && !moe_plan_sums(p->plan))
