@@ -229,7 +229,7 @@ void issue(side *s, step what) {
     case COMBINE: TEST_CUDA(gpu_flex_combine(s->stream, f, s->z, s->y)); break;
     case COPY_STORES: {
         const gpu_segment seg = {sides[(s->rank + 1) % s->sh->ranks].far, s->z, NULL, COPY / 4096};
-        TEST_CUDA(gpu_kernel_segments(s->stream, f->blocks, &seg, 1, 4096, NULL, false));
+        TEST_CUDA(gpu_kernel_segments(s->stream, f->blocks, &seg, 1, 4096, NULL));
         break;
     }
     case COPY_ENGINE:
@@ -242,7 +242,7 @@ void issue(side *s, step what) {
                                      (uint64_t)s->rank * (uint64_t)f->max_tokens * f->row_bytes,
                                  s->x, s->plan.token + (size_t)d * (size_t)f->max_tokens,
                                  (uint64_t)f->tokens}; /* nearly every token has one */
-        TEST_CUDA(gpu_kernel_segments(s->stream, f->blocks, &seg, 1, f->row_bytes, NULL, false));
+        TEST_CUDA(gpu_kernel_segments(s->stream, f->blocks, &seg, 1, f->row_bytes, NULL));
         break;
     }
     case COPY_BULK: {
