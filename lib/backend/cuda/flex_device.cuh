@@ -129,26 +129,59 @@ __device__ __forceinline__ void bulk_acquire() {
 
 /* ---- elements ---- */
 
-template <typename T> __device__ __forceinline__ float to_float(T v);
-template <> __device__ __forceinline__ float to_float<float>(float v) { return v; }
-template <> __device__ __forceinline__ float to_float<__half>(__half v) { return __half2float(v); }
-template <> __device__ __forceinline__ float to_float<__nv_bfloat16>(__nv_bfloat16 v) {
-    return __bfloat162float(v);
+/* 16 bytes of elements of T, as words: a struct of elements may be moved one by one. */
+template <typename T> struct Unit { static constexpr int n = 16 / sizeof(T); };
+
+template <typename T> __device__ __forceinline__ void unpack(float (&out)[Unit<T>::n], uint4 v);
+template <> __device__ __forceinline__ void unpack<float>(float (&out)[4], uint4 v) {
+    out[0] = __uint_as_float(v.x);
+    out[1] = __uint_as_float(v.y);
+    out[2] = __uint_as_float(v.z);
+    out[3] = __uint_as_float(v.w);
 }
-template <typename T> __device__ __forceinline__ T from_float(float v);
-template <> __device__ __forceinline__ float from_float<float>(float v) { return v; }
-template <> __device__ __forceinline__ __half from_float<__half>(float v) {
-    return __float2half_rn(v);
+template <> __device__ __forceinline__ void unpack<__nv_bfloat16>(float (&out)[8], uint4 v) {
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        out[2 * i] = __uint_as_float(words[i] << 16);
+        out[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    }
 }
-template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float v) {
-    return __float2bfloat16_rn(v);
+template <> __device__ __forceinline__ void unpack<__half>(float (&out)[8], uint4 v) {
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        __half2 pair;
+        memcpy(&pair, &words[i], sizeof pair);
+        const float2 f = __half22float2(pair);
+        out[2 * i] = f.x;
+        out[2 * i + 1] = f.y;
+    }
 }
 
-/* 16 bytes of elements. */
-template <typename T> struct alignas(16) Pack {
-    static constexpr int n = 16 / sizeof(T);
-    T e[n];
-};
+template <typename T> __device__ __forceinline__ uint4 pack(const float *in);
+template <> __device__ __forceinline__ uint4 pack<float>(const float *in) {
+    return make_uint4(__float_as_uint(in[0]), __float_as_uint(in[1]), __float_as_uint(in[2]),
+                      __float_as_uint(in[3]));
+}
+template <> __device__ __forceinline__ uint4 pack<__nv_bfloat16>(const float *in) {
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(in[2 * i], in[2 * i + 1]);
+        memcpy(&words[i], &pair, sizeof pair);
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+template <> __device__ __forceinline__ uint4 pack<__half>(const float *in) {
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const __half2 pair = __floats2half2_rn(in[2 * i], in[2 * i + 1]);
+        memcpy(&words[i], &pair, sizeof pair);
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
 
 } // namespace flex
 

@@ -22,47 +22,64 @@ constexpr int kGroup = EPO_WIRE_GROUP; /* elements of a scale: 8 lanes */
 constexpr float kLargest = 448.0f;     /* of e4m3 */
 
 template <typename T> struct Elements {
-    static constexpr int packs = kEach / Pack<T>::n;
-    Pack<T> p[packs];
+    static constexpr int packs = kEach / Unit<T>::n;
+    uint4 p[packs];
 };
+
+template <typename T> __device__ __forceinline__ Elements<T> elements_at(const T *from, bool live) {
+    Elements<T> v;
+#pragma unroll
+    for (int i = 0; i < Elements<T>::packs; i++)
+        v.p[i] = live ? reinterpret_cast<const uint4 *>(from)[i] : make_uint4(0, 0, 0, 0);
+    return v;
+}
 
 /* This lane's elements, quantised with its group's scale. */
 template <typename T>
 __device__ __forceinline__ uint4 quantise(const Elements<T> &v, float *scale) {
-    constexpr int n = Pack<T>::n;
-    float most = 0.0f;
+    constexpr int n = Unit<T>::n;
+    float f[kEach], most = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kEach; i++)
-        most = fmaxf(most, fabsf(to_float<T>(v.p[i / n].e[i % n])));
+    for (int i = 0; i < Elements<T>::packs; i++) {
+        float part[n];
+        unpack<T>(part, v.p[i]);
+#pragma unroll
+        for (int j = 0; j < n; j++) {
+            f[i * n + j] = part[j];
+            most = fmaxf(most, fabsf(part[j]));
+        }
+    }
     for (int d = 1; d < kGroup / kEach; d *= 2)
         most = fmaxf(most, __shfl_xor_sync(kAll, most, d));
     *scale = most > 0.0f ? most / kLargest : 1.0f;
     const float inverse = 1.0f / *scale;
-    union {
-        uint4 all;
-        __nv_fp8x2_storage_t pair[kEach / 2];
-    } out;
+    uint32_t words[kEach / 4];
 #pragma unroll
-    for (int i = 0; i < kEach; i += 2)
-        out.pair[i / 2] = __nv_cvt_float2_to_fp8x2(
-            make_float2(to_float<T>(v.p[i / n].e[i % n]) * inverse,
-                        to_float<T>(v.p[(i + 1) / n].e[(i + 1) % n]) * inverse),
-            __NV_SATFINITE, __NV_E4M3);
-    return out.all;
+    for (int i = 0; i < kEach; i += 4) {
+        const uint32_t low = __nv_cvt_float2_to_fp8x2(
+            make_float2(f[i] * inverse, f[i + 1] * inverse), __NV_SATFINITE, __NV_E4M3);
+        const uint32_t high = __nv_cvt_float2_to_fp8x2(
+            make_float2(f[i + 2] * inverse, f[i + 3] * inverse), __NV_SATFINITE, __NV_E4M3);
+        words[i / 4] = low | high << 16;
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
 template <typename T> __device__ __forceinline__ Elements<T> give_back(uint4 wire, float scale) {
-    constexpr int n = Pack<T>::n;
-    Elements<T> v;
-    union {
-        uint4 all;
-        __nv_fp8_storage_t one[kEach];
-    } in;
-    in.all = wire;
+    const uint32_t words[kEach / 4] = {wire.x, wire.y, wire.z, wire.w};
+    float f[kEach];
 #pragma unroll
-    for (int i = 0; i < kEach; i++)
-        v.p[i / n].e[i % n] = from_float<T>(
-            __half2float(__half(__nv_cvt_fp8_to_halfraw(in.one[i], __NV_E4M3))) * scale);
+    for (int i = 0; i < kEach; i += 2) {
+        const __half2_raw pair = __nv_cvt_fp8x2_to_halfraw2(
+            (__nv_fp8x2_storage_t)(words[i / 4] >> (i % 4 * 8) & 0xffffu), __NV_E4M3);
+        const float2 two = __half22float2(__half2(pair));
+        f[i] = two.x * scale;
+        f[i + 1] = two.y * scale;
+    }
+    Elements<T> v;
+#pragma unroll
+    for (int i = 0; i < Elements<T>::packs; i++)
+        v.p[i] = pack<T>(f + i * Unit<T>::n);
     return v;
 }
 
@@ -79,12 +96,8 @@ __global__ void __launch_bounds__(kThreads, 1)
         const int count = __popc(__ballot_sync(kAll, mine >= 0)); /* the first of the list */
         for (int at = lane * kEach; at - lane * kEach < hidden; at += 32 * kEach) {
             const bool live = at < hidden;
-            Elements<T> v;
+            const Elements<T> v = elements_at<T>(x + t * hidden + at, live);
             float scale;
-#pragma unroll
-            for (int i = 0; i < Elements<T>::packs; i++)
-                v.p[i] =
-                    live ? reinterpret_cast<const Pack<T> *>(x + t * hidden + at)[i] : Pack<T>();
             const uint4 out = quantise<T>(v, &scale);
             for (int j = 0; j < count; j++) {
                 const int32_t row = __shfl_sync(kAll, mine, j), d = row / f.max_tokens;
@@ -147,7 +160,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
                 for (int j = 0; j < Elements<T>::packs; j++)
                     if (live)
-                        reinterpret_cast<Pack<T> *>(rows + row * hidden + at)[j] = v.p[j];
+                        reinterpret_cast<uint4 *>(rows + row * hidden + at)[j] = v.p[j];
             }
         }
     }
@@ -164,12 +177,8 @@ __global__ void __launch_bounds__(256)
     for (; row < rows; row += (uint64_t)gridDim.x * 8)
         for (int at = lane * kEach; at - lane * kEach < hidden; at += 32 * kEach) {
             const bool live = at < hidden;
-            Elements<T> v;
+            const Elements<T> v = elements_at<T>(src + row * hidden + at, live);
             float scale;
-#pragma unroll
-            for (int i = 0; i < Elements<T>::packs; i++)
-                v.p[i] = live ? reinterpret_cast<const Pack<T> *>(src + row * hidden + at)[i]
-                              : Pack<T>();
             const uint4 out = quantise<T>(v, &scale);
             char *to = dst + row * wire;
             if (live)
@@ -199,7 +208,7 @@ __global__ void __launch_bounds__(256)
                 memset(&v, 0, sizeof v);
 #pragma unroll
             for (int j = 0; j < Elements<T>::packs; j++)
-                reinterpret_cast<Pack<T> *>(to + at)[j] = v.p[j];
+                reinterpret_cast<uint4 *>(to + at)[j] = v.p[j];
         }
     }
 }

@@ -95,29 +95,21 @@ __device__ __forceinline__ Sums sums_open(char *shared, const Cut &cut) {
     return s;
 }
 
-template <typename T>
-__device__ __forceinline__ void add_unit(float (&acc)[Pack<T>::n], const Pack<T> &v) {
+template <typename T> __device__ __forceinline__ void add_unit(float (&acc)[Unit<T>::n], uint4 v) {
+    float terms[Unit<T>::n];
+    unpack<T>(terms, v);
 #pragma unroll
-    for (int j = 0; j < Pack<T>::n; j++)
-        acc[j] += to_float<T>(v.e[j]);
+    for (int j = 0; j < Unit<T>::n; j++)
+        acc[j] += terms[j];
 }
 
 /* acc += a unit of `count` summands, in order. */
 template <typename T>
-__device__ __forceinline__ void add_all(float (&acc)[Pack<T>::n], const char *from, int tile,
+__device__ __forceinline__ void add_all(float (&acc)[Unit<T>::n], const char *from, int tile,
                                         int count) {
 #pragma unroll 4
     for (int i = 0; i < count; i++)
-        add_unit<T>(acc, *reinterpret_cast<const Pack<T> *>(from + i * tile));
-}
-
-/* own rounded to the type, and with others' rows between lower and higher ranks. */
-template <typename T> __device__ __forceinline__ Pack<T> rounded(const float (&acc)[Pack<T>::n]) {
-    Pack<T> out;
-#pragma unroll
-    for (int j = 0; j < Pack<T>::n; j++)
-        out.e[j] = from_float<T>(acc[j]);
-    return out;
+        add_unit<T>(acc, *reinterpret_cast<const uint4 *>(from + i * tile));
 }
 
 /* The feeding warp. */
@@ -158,7 +150,7 @@ __device__ __forceinline__ void sums_feed(Sums &s, int64_t past, uint32_t row_by
 /* The summing warps: groups take pieces in turns. */
 template <typename T, typename Dest>
 __device__ __forceinline__ void sums_eat(Sums &s, int64_t past, uint32_t row_bytes, Dest dest) {
-    constexpr int n = Pack<T>::n;
+    constexpr int n = Unit<T>::n;
     const int group = threadIdx.x / 32 / kGroupWarps, thread = threadIdx.x % (kGroupWarps * 32);
     for (int64_t i = blockIdx.x; i < past; i += gridDim.x, s.n++) {
         if ((int)(s.n % s.cut.groups) != group)
@@ -172,16 +164,16 @@ __device__ __forceinline__ void sums_eat(Sums &s, int64_t past, uint32_t row_byt
         for (uint32_t u = thread * 16; u < bytes; u += kGroupWarps * 32 * 16) {
             float acc[n] = {0.0f};
             add_all<T>(acc, from + u, s.cut.tile, own);
-            Pack<T> out = rounded<T>(acc);
+            uint4 out = pack<T>(acc);
             if (low + high > 0) {
                 float sum[n] = {0.0f};
                 add_all<T>(sum, from + own * s.cut.tile + u, s.cut.tile, low);
                 if (own > 0)
                     add_unit<T>(sum, out);
                 add_all<T>(sum, from + (own + low) * s.cut.tile + u, s.cut.tile, high);
-                out = rounded<T>(sum);
+                out = pack<T>(sum);
             }
-            *reinterpret_cast<Pack<T> *>(to + u) = out;
+            *reinterpret_cast<uint4 *>(to + u) = out;
         }
         __syncwarp();
         if (threadIdx.x % 32 == 0)
@@ -191,10 +183,10 @@ __device__ __forceinline__ void sums_eat(Sums &s, int64_t past, uint32_t row_byt
 
 /* acc += the unit at u of the lanes' rows in `mask`, in order, four loads at a time. */
 template <typename T>
-__device__ __forceinline__ void add_loaded(float (&acc)[Pack<T>::n], const char *mine,
+__device__ __forceinline__ void add_loaded(float (&acc)[Unit<T>::n], const char *mine,
                                            unsigned mask, uint32_t u, bool live) {
     while (mask != 0) {
-        Pack<T> v[4];
+        uint4 v[4];
         int count = 0;
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -206,7 +198,7 @@ __device__ __forceinline__ void add_loaded(float (&acc)[Pack<T>::n], const char 
             mask &= mask - 1;
             count = j + 1;
             if (live)
-                v[j] = *reinterpret_cast<const Pack<T> *>(row + u);
+                v[j] = *reinterpret_cast<const uint4 *>(row + u);
         }
 #pragma unroll
         for (int j = 0; j < 4; j++)
@@ -219,7 +211,7 @@ __device__ __forceinline__ void add_loaded(float (&acc)[Pack<T>::n], const char 
 template <typename T, typename Fetch, typename Places, typename Dest>
 __device__ __forceinline__ void sums_load(Sums &s, int64_t past, uint32_t row_bytes, Fetch fetch,
                                           Places places, Dest dest) {
-    constexpr int n = Pack<T>::n;
+    constexpr int n = Unit<T>::n;
     const int group = threadIdx.x / 32 / kGroupWarps, thread = threadIdx.x % (kGroupWarps * 32);
     const int64_t step = (int64_t)gridDim.x * s.cut.groups;
     int64_t i = (int64_t)group * gridDim.x + blockIdx.x;
@@ -240,17 +232,17 @@ __device__ __forceinline__ void sums_load(Sums &s, int64_t past, uint32_t row_by
             const bool live = u < row_bytes;
             float acc[n] = {0.0f};
             add_loaded<T>(acc, p.own, a, u, live);
-            Pack<T> out = rounded<T>(acc);
+            uint4 out = pack<T>(acc);
             if (b != 0) {
                 float sum[n] = {0.0f};
                 add_loaded<T>(sum, p.arrived, l, u, live);
                 if (a != 0)
                     add_unit<T>(sum, out);
                 add_loaded<T>(sum, p.arrived, b & ~l, u, live);
-                out = rounded<T>(sum);
+                out = pack<T>(sum);
             }
             if (live)
-                *reinterpret_cast<Pack<T> *>(to + u) = out;
+                *reinterpret_cast<uint4 *>(to + u) = out;
         }
     }
 }
