@@ -116,7 +116,7 @@ static epo_status sums_choose(epo_backend *be) {
     const char *wish = getenv("EP_OVERLAP_CUDA_SUMS");
     if (wish != NULL && wish[0] != '\0' && strcmp(wish, "0") != 0 && strcmp(wish, "1") != 0)
         return epo_fail(EPO_E_ARG, "EP_OVERLAP_CUDA_SUMS: found '%s', allowed 0, 1", wish);
-    be->sums = be->bulk && wish != NULL && strcmp(wish, "1") == 0;
+    be->sums = be->bulk && (wish == NULL || strcmp(wish, "0") != 0);
     return EPO_OK;
 }
 
