@@ -2,6 +2,7 @@
 """MoELayer: dispatch, experts and combine as one module."""
 from __future__ import annotations
 
+import gc
 from ctypes import byref, c_void_p
 from typing import Any, Callable, List, Optional
 
@@ -179,6 +180,7 @@ class MoELayer(torch.nn.Module):
 
     def close(self) -> None:
         """[collective] Flushes; after the last forward's graph is gone."""
+        gc.collect()  # graphs that only a cycle keeps
         if self._handle is not None:
             handle, self._handle = self._handle, None
             c.check(c.library().epo_layer_destroy(handle))

@@ -411,6 +411,7 @@ def launch(library, mode, part, args, timeout, extra=None):
         if mode != "plain":
             env["LD_PRELOAD"] = library
             env["EP_OVERLAP_INTERPOSE"] = mode
+            env.setdefault("EP_OVERLAP_INTERPOSE_ALLTOALL", "1")  # what torch makes of an even exchange
             if folder:
                 env["EP_OVERLAP_RECORD"] = folder
         ranks.append(subprocess.Popen(

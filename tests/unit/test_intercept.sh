@@ -67,7 +67,7 @@ fi
 # shellcheck source=tests/fake/intercept.sh
 . "$src/tests/fake/intercept.sh"
 fakes_build "$work" "$src" || exit 99
-least=(EP_OVERLAP_INTERPOSE_LEAST=64k EP_OVERLAP_INTERPOSE_SLOT=128k)
+least=(EP_OVERLAP_INTERPOSE_LEAST=64k EP_OVERLAP_INTERPOSE_SLOT=128k EP_OVERLAP_INTERPOSE_ALLTOALL=1)
 
 # dlopen, dlsym and dlclose: NCCL's own functions, and it goes away when the program says so
 cat >"$work/open.c" <<'C'
@@ -128,13 +128,20 @@ arrives() { # N WHAT COUNT [NAME=VALUE...]: accelerate, all bytes right, and som
 }
 check "2 ranks, random sizes" arrives 2 random 60 "${least[@]}"
 check "4 ranks, random sizes" arrives 4 random 40 "${least[@]}"
-check "everything carried, odd slots" arrives 3 random 30 EP_OVERLAP_INTERPOSE_LEAST=1 EP_OVERLAP_INTERPOSE_SLOT=1000
+check "everything carried, odd slots" arrives 3 random 30 EP_OVERLAP_INTERPOSE_LEAST=1 EP_OVERLAP_INTERPOSE_SLOT=1000 \
+    EP_OVERLAP_INTERPOSE_ALLTOALL=1
 check "the default stream" arrives 2 default 20 "${least[@]}"
 check "graphs captured at different calls" arrives 3 graph 12 "${least[@]}"
 check "splits" arrives 3 split 8 "${least[@]}"
 check "forks" arrives 2 fork 6 "${least[@]}"
 check "an abort ends the waits" arrives 2 abort 1 "${least[@]}"
 check "one rank without P2P: the others go on" arrives 3 random 30 "${least[@]}" FAKE_CUDA_NO_P2P=1
+check "ncclAlltoAll is NCCL's unless asked for" arrives 2 random 30 EP_OVERLAP_INTERPOSE_LEAST=64k
+check "its bytes are told" python3 -c "
+import json
+c = json.load(open('$work/ep-overlap-nccl-0.json'))['communicators'][0]
+assert c['left_to_nccl']['ncclAlltoAll'] == c['alltoall'] and c['carried']['bytes'] > 0, c"
+check "one rank without P2P, again" arrives 3 random 30 "${least[@]}" FAKE_CUDA_NO_P2P=1
 check "figures are JSON" python3 -c "
 import json
 f = json.load(open('$work/ep-overlap-nccl-1.json'))

@@ -52,7 +52,7 @@ static void test_both_ends(void) {
 }
 
 static void test_refusals(void) {
-    const epo_terms_card good = {EPO_TERMS_ABI, 4, 1 << 20, 1 << 20, 0, 2, 10, 1};
+    const epo_terms_card good = {EPO_TERMS_ABI, 4, 1 << 20, 1 << 20, 0, 2, 10, 1, 0};
     epo_terms_card peer = good;
     peer.rank = 1;
     peer.pid = 11;
@@ -70,8 +70,8 @@ static void test_refusals(void) {
     bad[5].ranks = 3;
     for (int i = 0; i < 6; i++)
         CU_ASSERT_FALSE(epo_terms_of(&good, &bad[i]).usable);
-    const epo_terms_card one_slot[2] = {{EPO_TERMS_ABI, 1, 1 << 20, 1, 0, 2, 10, 1},
-                                        {EPO_TERMS_ABI, 1, 1 << 20, 1, 1, 2, 11, 1}};
+    const epo_terms_card one_slot[2] = {{EPO_TERMS_ABI, 1, 1 << 20, 1, 0, 2, 10, 1, 0},
+                                        {EPO_TERMS_ABI, 1, 1 << 20, 1, 1, 2, 11, 1, 0}};
     CU_ASSERT_FALSE(epo_terms_of(&one_slot[0], &one_slot[1]).usable);
 }
 

@@ -16,7 +16,7 @@
 
 #define STAGING_MOST (UINT64_C(256) << 20) /* of this process */
 #define STAGING_EACH (UINT64_C(64) << 20)  /* of one communicator, unless told otherwise */
-#define LEAST_DEFAULT (UINT64_C(1) << 20)  /* below, NCCL's kernel is there first */
+#define LEAST_DEFAULT (UINT64_C(2) << 20)  /* below, NCCL's kernel is there first */
 #define AGREE_LIMIT_S 10.0
 #define DRAIN_LIMIT_S 600.0
 #define ABORT_LIMIT_S 20.0
@@ -246,6 +246,7 @@ static void meet_peer(channel *ch, int i, const epo_terms_card *mine) {
     p->terms = epo_terms_of(mine, &theirs->terms);
     if (p->terms.usable)
         p->terms.usable = ch->cu->ipc_open(&p->window, theirs->window, CU_IPC_LAZY_PEER) == 0;
+    ch->wants_whole = ch->wants_whole && theirs->terms.whole;
     if (theirs->terms.least > ch->most_least)
         ch->most_least = theirs->terms.least;
 }
@@ -278,6 +279,8 @@ static fallback settle(channel *ch) {
     ch->count = agree_count(&ch->agree);
     agree_unlink(&ch->agree); /* everybody who comes has come */
     ch->least = ch->most_least = card.least = mode_bytes(EPO_ENV_INTERPOSE_LEAST, LEAST_DEFAULT);
+    card.whole = mode_bytes(EPO_ENV_INTERPOSE_ALLTOALL, 0) != 0;
+    ch->wants_whole = card.whole;
     fallback why = ch->count < 2 ? FALLBACK_NO_PEER : prepare(ch, &card, &window);
     card.usable = why == FALLBACK_NONE;
     agree_show(&ch->agree, &card, &window);
@@ -433,5 +436,5 @@ bool channel_takes(const channel *ch, int peer, uint64_t bytes) {
 }
 
 bool channel_takes_all(const channel *ch, uint64_t bytes) {
-    return ch->whole && bytes > 0 && bytes >= ch->most_least;
+    return ch->whole && ch->wants_whole && bytes > 0 && bytes >= ch->most_least;
 }

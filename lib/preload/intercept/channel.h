@@ -42,7 +42,7 @@ struct channel {
     uint32_t slots;
     uint64_t slot_bytes, least, most_least, bytes; /* most_least: of all ranks */
     cu_pointer window, words;                      /* words: the room's, as streams see them */
-    bool registered, whole, captured;
+    bool registered, whole, wants_whole, captured;
     channel_peer peer[AGREE_RANKS];
     lanes eager, *capturing;
     cu_event reached, join, copied;

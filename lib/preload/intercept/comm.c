@@ -29,7 +29,7 @@ static const char *const fallback_names[FALLBACKS] = {
     [FALLBACK_PEER] = "peer on another node or without P2P",
     [FALLBACK_SMALL] = "small message",
     [FALLBACK_ERROR] = "communicator in error",
-    [FALLBACK_WHOLE] = "ncclAlltoAll over ranks that do not all take part",
+    [FALLBACK_WHOLE] = "ncclAlltoAll",
 };
 
 const char *fallback_name(fallback f) { return fallback_names[f]; }

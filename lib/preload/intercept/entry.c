@@ -122,6 +122,7 @@ ncclResult_t ncclAlltoAll(const void *send, void *recv, size_t count, ncclDataTy
     if (real->AlltoAll == NULL || (c->channel != NULL && channel_takes_all(c->channel, m.bytes)))
         return all_to_all(real, t, m, send, recv); /* also where NCCL is older than it */
     tally_add(&c->fell[c->channel != NULL ? FALLBACK_WHOLE : c->why], bytes);
+    tally_add(&c->whole_passed, bytes);
     t->inside++;
     const ncclResult_t r = real->AlltoAll(send, recv, count, type, comm_, stream);
     t->inside--;

@@ -30,18 +30,13 @@ typedef struct sums {
 static uint64_t bytes_of(const tally *t) { return atomic_load(&t->bytes); }
 static uint64_t calls_of(const tally *t) { return atomic_load(&t->calls); }
 
-/* An ncclAlltoAll that went out as messages is in `send` already. */
-static uint64_t whole_left(const comm *c) {
-    const uint64_t all = bytes_of(&c->whole[COLLECTIVE_ALLTOALL]);
-    return c->channel == NULL && bytes_of(&c->carried) == 0 ? all : 0;
-}
-
 static void add_comm(const comm *c, void *argument) {
     sums *s = argument;
     s->comms++;
-    s->exchanges += calls_of(&c->exchange) + (whole_left(c) ? calls_of(&c->whole[0]) : 0);
-    s->exchange_bytes += bytes_of(&c->exchange) + whole_left(c);
-    s->sent += bytes_of(&c->send) + whole_left(c);
+    /* (an ncclAlltoAll that we carried went out as messages) */
+    s->exchanges += calls_of(&c->exchange) + calls_of(&c->whole_passed);
+    s->exchange_bytes += bytes_of(&c->exchange) + bytes_of(&c->whole_passed);
+    s->sent += bytes_of(&c->send) + bytes_of(&c->whole_passed);
     s->carried += bytes_of(&c->carried);
     for (int k = COLLECTIVE_ALLTOALL + 1; k < COLLECTIVES; k++)
         s->other += bytes_of(&c->whole[k]);

@@ -74,7 +74,7 @@ typedef enum fallback {
     FALLBACK_PEER,        /* the peer is on another node or did not agree */
     FALLBACK_SMALL,       /* below the agreed size */
     FALLBACK_ERROR,       /* the communicator is in error: NCCL says which */
-    FALLBACK_WHOLE,       /* ncclAlltoAll over ranks that do not all agree */
+    FALLBACK_WHOLE,       /* ncclAlltoAll: not asked for, or not by all ranks */
     FALLBACKS
 } fallback;
 
@@ -95,6 +95,7 @@ typedef struct comm {
     fallback why;         /* then: the reason */
     bool blocking;
     tally send, recv, exchange, carried, whole[COLLECTIVES];
+    tally whole_passed;           /* ncclAlltoAll that NCCL carried */
     atomic_uint_fast64_t largest; /* bytes of one exchange */
     tally fell[FALLBACKS];
 } comm;
@@ -158,7 +159,8 @@ void channel_close(channel *ch);
 /* Ends all waits of this rank, again and again until channel_close(). */
 void channel_abort(channel *ch);
 bool channel_takes(const channel *ch, int peer, uint64_t bytes);
-/* Every pair of the communicator's ranks takes messages of this size. */
+/* Every pair of the communicator's ranks takes messages of this size, and all ranks want
+ * ncclAlltoAll to be carried: NCCL's own is as fast where nothing else runs. */
 bool channel_takes_all(const channel *ch, uint64_t bytes);
 /* Whether this rank has a peer at all. */
 bool channel_knows(const channel *ch, int peer);

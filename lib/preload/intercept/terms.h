@@ -18,6 +18,7 @@ typedef struct epo_terms_card {
     uint32_t abi, slots;
     uint64_t slot_bytes, least; /* least: bytes below which a message is NCCL's */
     int32_t rank, ranks, pid, usable;
+    int32_t whole; /* wants ncclAlltoAll to be carried, too */
 } epo_terms_card;
 
 /* What two ranks have in common; `usable` false: all their messages are NCCL's. */
