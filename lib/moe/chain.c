@@ -61,13 +61,13 @@ static bool chain_issue(moe_pass *p, const epo_layer *l, const epo_gemm *first,
     c.first.a = moe_pass_take_all(p, parts.arrival);
     if (!chain_fits(p, &c))
         return false;
+    moe_pass_keep(p, keep);
     epo_deps deps = moe_deps(name, EPO_INTERVAL_COMPUTE, -1);
     deps.signal = end;
     c.lent = g->sent; /* the last of the dispatch */
     p->chained = true;
     if (p->status == EPO_OK)
         p->status = g->ops->chain(g->compute, &c, &deps);
-    moe_pass_keep(p, keep);
     return true;
 }
 

@@ -412,8 +412,7 @@ const void *moe_pass_take(moe_pass *p, int chunk, void *dst, epo_deps *deps);
 /* In place: the rows for all chunks' GEMMs in one operation; arrival[chunk] tells when
  * the chunk's are there. */
 const void *moe_pass_take_all(moe_pass *p, epo_ready *arrival);
-/* In place: the copy that moe_pass_take makes, which waits for the last chunk and so
- * comes behind what need not. */
+/* In place: the copy that moe_pass_take makes. */
 void moe_pass_keep(moe_pass *p, void *dst);
 /* In place: after `used`, and `odd`, if not NULL, the slot is given back. */
 void moe_pass_taken(moe_pass *p, epo_event *used, epo_event *odd);

@@ -5,8 +5,7 @@
  * The kernel looks at the arrival flags of its parts itself, and writes a word when a
  * part is done: the part's event stands for that word until it is signalled again, so
  * that exchanges begin while the kernel runs on.  Some SMs are left to the exchanges
- * that bring the rows; behind these a second launch takes its share of the tiles, and all
- * that is left if the first gave up waiting.
+ * that bring the rows; behind these a second, small launch takes its share of the tiles.
  *
  * Where the issuing thread waits for flags (GPU_WAIT_HOST), it does so for all parts
  * before the launch: ranks that share a GPU would keep each other's exchanges out.
@@ -22,9 +21,6 @@
 
 #define LENT_BLOCKS 16 /* what the kernel that stores rows to peers takes */
 #define WORDS 64       /* of parts, per backend */
-/* Rows come within this, or the launch gives its SMs back until they are there: another
- * group's exchange may need them. */
-#define PATIENCE_NS UINT64_C(5000000)
 
 struct gpu_words {
     uint64_t *host; /* mapped, [WORDS] */
@@ -123,8 +119,6 @@ static epo_gg_chain chain_shape(const epo_chain *c) {
     const epo_chain_part *last = &c->part[c->parts - 1];
     epo_gemm first = c->first, second = c->second;
     const epo_swiglu *act = first.act;
-    const uint64_t *row_first = first.cpu_first != NULL ? first.cpu_first : first.row_first;
-    const uint64_t *row_count = first.cpu_count != NULL ? first.cpu_count : first.row_count;
     first.first = second.first = c->part[0].first;
     first.count = second.count = last->first + last->count - first.first;
     gg.first = gpu_gemm_shape(&first);
@@ -139,13 +133,8 @@ static epo_gg_chain chain_shape(const epo_chain *c) {
     }
     gg.parts = c->parts;
     for (int i = 0; i < c->parts; i++) {
-        const int end = c->part[i].first + c->part[i].count - 1;
         gg.part[i].first = c->part[i].first;
         gg.part[i].count = c->part[i].count;
-        if (c->part[i].count > 0)
-            gg.part[i].rows_end = row_first[end] + row_count[end];
-        else if (i > 0)
-            gg.part[i].rows_end = gg.part[i - 1].rows_end;
     }
     return gg;
 }
@@ -261,41 +250,24 @@ static epo_status chain_begin(epo_queue *q, const epo_chain *c, epo_gg_chain *gg
     return parts_wait(q, c, gg);
 }
 
-/* The launch that comes second finds the rows of all parts there and waits for nothing:
- * it joins the first, or goes on where that lost its patience. */
-static epo_status chain_join(epo_queue *q, const epo_chain *c, epo_gg_chain *gg,
-                             const char *phase) {
+static epo_status chain_run(epo_queue *q, const epo_chain *c, epo_gg_chain *gg, const char *phase) {
     epo_backend *be = q->be;
     gpu_chain *side = q->chain;
-    epo_status status = EPO_OK;
+    const bool lends = c->lent != NULL && be->wait_mode != GPU_WAIT_HOST;
+    const int sms = be->gemm_sms != 0 ? be->gemm_sms : be->sms;
+    gg->first.sms = !lends ? sms : sms > 2 * LENT_BLOCKS ? sms - LENT_BLOCKS : sms / 2;
+    epo_status status = epo_gg_chain_run(gg, q->stream);
+    if (status != EPO_OK || !lends)
+        return status;
     GPU_TRY(be, phase, cudaStreamWaitEvent(side->stream, side->prepared, 0));
-    if (c->lent != NULL)
-        GPU_TRY(be, phase, cudaStreamWaitEvent(side->stream, c->lent->cuda, 0));
-    for (int i = 0; i < c->parts && status == EPO_OK; i++)
-        if (gg->part[i].flag != NULL)
-            status = gpu_flag_hold(q, side->stream, c->part[i].ready);
-    gg->first.sms = be->gemm_sms == 0 ? 0 : LENT_BLOCKS; /* more would pass the budget */
-    if (status == EPO_OK)
-        status = epo_gg_chain_run(gg, side->stream);
+    GPU_TRY(be, phase, cudaStreamWaitEvent(side->stream, c->lent->cuda, 0));
+    gg->first.sms = LENT_BLOCKS;
+    status = epo_gg_chain_run(gg, side->stream);
     if (status != EPO_OK)
         return status;
     GPU_TRY(be, phase, cudaEventRecord(side->joined, side->stream));
     GPU_TRY(be, phase, cudaStreamWaitEvent(q->stream, side->joined, 0));
     return EPO_OK;
-}
-
-static epo_status chain_run(epo_queue *q, const epo_chain *c, epo_gg_chain *gg, const char *phase) {
-    epo_backend *be = q->be;
-    bool waits = false;
-    for (int i = 0; i < c->parts; i++)
-        waits = waits || gg->part[i].flag != NULL;
-    gg->patience_ns = PATIENCE_NS;
-    gg->first.sms = be->gemm_sms != 0 ? be->gemm_sms : be->sms;
-    if (waits && c->lent != NULL)
-        gg->first.sms =
-            gg->first.sms > 2 * LENT_BLOCKS ? gg->first.sms - LENT_BLOCKS : gg->first.sms / 2;
-    epo_status status = epo_gg_chain_run(gg, q->stream);
-    return status == EPO_OK && waits ? chain_join(q, c, gg, phase) : status;
 }
 
 epo_status gpu_chain_op(epo_queue *q, const epo_chain *c, const epo_deps *deps) {

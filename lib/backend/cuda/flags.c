@@ -137,14 +137,6 @@ static epo_status flag_hold(epo_queue *q, cudaStream_t stream, const epo_window 
     return status;
 }
 
-epo_status gpu_flag_hold(epo_queue *q, cudaStream_t stream, const epo_ready *ready) {
-    epo_window *w = NULL;
-    unsigned flag = 0;
-    int first = 0;
-    epo_status status = flag_of(q, ready, &w, &flag, &first);
-    return status == EPO_OK ? flag_hold(q, stream, w, flag, first, ready) : status;
-}
-
 epo_status gpu_flag_wait(epo_queue *q, const epo_ready *ready) {
     epo_backend *be = q->be;
     epo_window *w = NULL;

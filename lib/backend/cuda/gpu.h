@@ -237,8 +237,6 @@ epo_status gpu_op_end(epo_queue *q, const epo_deps *deps);
 epo_status gpu_flag_wait(epo_queue *q, const epo_ready *ready);
 /* For a kernel that waits itself: the words as the device sees them, watched as above. */
 epo_status gpu_flag_watch(epo_queue *q, const epo_ready *ready, const uint64_t **words);
-/* As gpu_flag_wait, for another stream, of what is watched already. */
-epo_status gpu_flag_hold(epo_queue *q, cudaStream_t stream, const epo_ready *ready);
 /* Whose words become `epoch`, in the order of `stream`. */
 typedef enum gpu_flag_to {
     GPU_FLAG_ALL,    /* this rank's word at every rank */

@@ -191,9 +191,6 @@ static epo_gg_chain chain_of(const pass *p, int i) {
         c.part[k].count = p->cut[k + 1] - p->cut[k];
         c.part[k].done = p->done + k;
         c.part[k].done_value = p->epoch;
-        for (int e = p->cut[0]; e < p->cut[k + 1]; e++) {
-            c.part[k].rows_end = p->first[e] + p->count[e];
-        }
     }
     c.timeout_ns = 5000000000ull;
     c.workspace = p->ws;
@@ -413,9 +410,6 @@ static bool one_case(pass *p, dice *r, int i, cudaStream_t main, cudaStream_t be
         int swap = r->upto(k);
         order_host[k] = order_host[swap];
         order_host[swap] = k;
-        if (r->chance(20)) {
-            c.part[k].rows_end = 0;
-        }
         if (late && !r->chance(10)) {
             c.part[k].flag = p->flags + 4 * k;
             c.part[k].epoch = p->epoch;
@@ -453,48 +447,6 @@ static bool one_case(pass *p, dice *r, int i, cudaStream_t main, cudaStream_t be
     return compare(p, i, takes);
 }
 
-/* Blocks that lost their patience leave; another run goes on when the rows are there. */
-static int test_patience(pass *p, cudaStream_t main, cudaStream_t beside) {
-    dice r = {0x1234567};
-    do {
-        draw_pass(&r, p);
-    } while (p->rows < 500 || p->parts < 3 || p->cut[p->parts] - p->cut[0] < 4);
-    int order_host[EPO_GG_PARTS], *order;
-    get_memory(&order, sizeof(order_host));
-    p->epoch++;
-    inputs_make(p, 1);
-    outputs_make(p, 0, 1);
-    outputs_make(p, 1, 1);
-    CHECK(cudaDeviceSynchronize());
-    run_apart(p, 0, 1, main);
-    CHECK(cudaDeviceSynchronize());
-    if (p->back) {
-        poison_gaps<<<kBlocks, 256>>>(*p, 0);
-    }
-    epo_gg_chain c = chain_of(p, 1);
-    for (int k = 0; k < p->parts; k++) {
-        order_host[k] = k;
-        c.part[k].flag = p->flags + 4 * k;
-        c.part[k].epoch = p->epoch;
-        c.part[k].words = 1;
-    }
-    c.patience_ns = 300000;
-    c.timeout_ns = 0;
-    CHECK(cudaMemcpy(order, order_host, sizeof(order_host), cudaMemcpyHostToDevice));
-    CHECK(cudaMemset(p->x, 0xff, p->rows * row_bytes(p)));
-    CHECK(cudaDeviceSynchronize());
-    MUST(epo_gg_chain_launch(&c, main));
-    CHECK(cudaStreamSynchronize(main)); /* ends, though nothing has come */
-    arrive<<<1, 1024, 0, beside>>>(*p, 1, p->epoch, order, 1);
-    CHECK(cudaStreamSynchronize(beside));
-    MUST(epo_gg_chain_run(&c, main));
-    CHECK(cudaDeviceSynchronize());
-    bool ok = compare(p, -1, false);
-    printf("a launch without patience, then one that goes on: %s\n", ok ? "ok" : "FAILED");
-    CHECK(cudaFree(order));
-    return ok ? 0 : 1;
-}
-
 static int test_random(int cases, int seed, int only, int cluster) {
     static pass p;
     int failed = 0;
@@ -518,7 +470,6 @@ static int test_random(int cases, int seed, int only, int cluster) {
             failed += !one_case(&p, &r, i, stream[0], stream[1], stream[2]);
         }
     }
-    failed += only < 0 ? test_patience(&p, stream[0], stream[1]) : 0;
     CHECK(cudaMemcpy(&spin, p.spin, 8, cudaMemcpyDeviceToHost));
     printf("chains: %d cases, failed %d, waited %.1f ms in all\n", cases, failed, spin * 1e-6);
     return failed;

@@ -102,7 +102,7 @@ int epo_gg_chain_covers(const epo_gg_chain *c) {
            ((uintptr_t)c->h & 15) == 0 && ((uintptr_t)c->dh & 15) == 0;
 }
 
-/* ---- steps ------------------------------------------------------------------ */
+/* ---- order ------------------------------------------------------------------ */
 
 /* Steps: the parts, and where they are few, pieces of them, so that a product's tiles
  * that wait for the one before come a step behind it. */
@@ -120,6 +120,20 @@ static void make_steps(const epo_gg_chain *c, gg_chain *to) {
     to->step_first[to->steps] = (int16_t)at;
 }
 
+/* Each stage one step behind the one before. */
+static void make_order(gg_chain *to) {
+    to->orders = 0;
+    for (int i = 0; i < to->steps + to->stages - 1; i++) {
+        for (int stage = 0; stage < to->stages; stage++) {
+            int step = i - stage;
+            if (step >= 0 && step < to->steps) {
+                to->order_stage[to->orders] = (int8_t)stage;
+                to->order_step[to->orders++] = (int8_t)step;
+            }
+        }
+    }
+}
+
 /* ---- parameters ---------------------------------------------------------------- */
 
 static uint64_t round_up(uint64_t x, uint64_t unit) { return (x + unit - 1) / unit * unit; }
@@ -129,13 +143,14 @@ static uint64_t set_workspace(const epo_gg_chain *c, gg_chain *to) {
     uint64_t count = (uint64_t)part_experts(c);
     uint64_t row_tiles = c->first.rows / TILE_M + count;
     uint64_t table = GG_WS_HEADER * 4;
-    uint64_t counters = table + round_up((count + 1) * GG_STAGES * sizeof(gg_expert), 256);
-    uint64_t words = row_tiles * (GG_STAGES - 1) + 3 * EPO_GG_PARTS + GG_STAGES * GG_STEPS;
+    uint64_t counters = table + round_up((count * GG_STAGES + 1) * sizeof(gg_expert), 256);
+    uint64_t words = row_tiles * (GG_STAGES - 1) + 3 * EPO_GG_PARTS;
     if (to != NULL) {
         char *ws = (char *)c->workspace;
         for (int i = 0; i < to->stages; i++) {
             to->stage[i].ws = (int32_t *)ws;
             to->stage[i].table = (gg_expert *)(ws + table);
+            to->stage[i].count = (int32_t)(count * (uint64_t)to->stages); /* entries */
         }
         to->row_tiles = (int32_t)row_tiles;
         to->counter_words = (int32_t)words;
@@ -143,8 +158,7 @@ static uint64_t set_workspace(const epo_gg_chain *c, gg_chain *to) {
         to->part_done = to->counters;
         to->part_total = to->part_done + EPO_GG_PARTS;
         to->seen = to->part_total + EPO_GG_PARTS;
-        to->step_end = (int32_t *)(to->seen + EPO_GG_PARTS);
-        to->row_done = to->seen + EPO_GG_PARTS + GG_STAGES * GG_STEPS;
+        to->row_done = to->seen + EPO_GG_PARTS;
     }
     return round_up(counters + words * 4, 256);
 }
@@ -176,7 +190,6 @@ static void set_parts(const epo_gg_chain *c, gg_chain *to) {
     to->first = c->part[0].first;
     to->count = part_experts(c);
     to->timeout_ns = c->timeout_ns;
-    to->patience_ns = c->patience_ns;
     for (int i = 0; i < c->parts; i++) {
         const epo_gg_part *p = &c->part[i];
         to->part[i] = (gg_chain_part){.flag = p->flag,
@@ -186,6 +199,7 @@ static void set_parts(const epo_gg_chain *c, gg_chain *to) {
                                       .done_value = p->done_value};
     }
     make_steps(c, to);
+    make_order(to);
 }
 
 /* Backward: the pass between the products, a stage with one column of tiles. */
@@ -237,23 +251,6 @@ static epo_status prepare(gg_chain *to, void *stream) {
     return gg_launch(gg_chain_prepare_kernel(), 1, 256, 0, 1, args, false, stream);
 }
 
-static epo_status make_chain_maps(const epo_gg_chain *c, const epo_gg g[2], const gg_chain *to,
-                                  gg_chain_maps *maps) {
-    epo_status st = gg_make_maps(&g[0], &to->stage[0], &maps->map[0]);
-    if (st == EPO_OK) {
-        st = gg_make_maps(&g[1], &to->stage[to->stages - 1], &maps->map[1]);
-    }
-    for (int i = 0; i < c->parts && st == EPO_OK; i++) {
-        uint64_t end = c->part[i].rows_end;
-        if (end == 0 || end >= g[0].rows) {
-            maps->a[i] = maps->map[0].a;
-        } else {
-            st = gg_make_rows_map(&g[0], &to->stage[0], end, &maps->a[i]);
-        }
-    }
-    return st;
-}
-
 static epo_status run(const epo_gg_chain *c, epo_gg g[2], gg_chain *to, bool early, void *stream) {
     gg_chain_maps maps;
     void *args[2] = {to, &maps};
@@ -264,7 +261,10 @@ static epo_status run(const epo_gg_chain *c, epo_gg g[2], gg_chain *to, bool ear
     if (st != EPO_OK || blocks == 0) {
         return st;
     }
-    st = make_chain_maps(c, g, to, &maps);
+    st = gg_make_maps(&g[0], &to->stage[0], &maps.map[0]);
+    if (st == EPO_OK) {
+        st = gg_make_maps(&g[1], &to->stage[to->stages - 1], &maps.map[1]);
+    }
     if (st == EPO_OK) {
         st = gg_cuda_status(cudaFuncSetAttribute(k.function,
                                                  cudaFuncAttributeMaxDynamicSharedMemorySize,

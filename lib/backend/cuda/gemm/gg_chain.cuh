@@ -3,10 +3,9 @@
  * gg_chain.cuh - the persistent kernel for two products that feed each other: the same
  * feeding, multiplying and storing as gg_sm90.cuh, over tiles of several stages.
  *
- * What one block stores another reads, in the same launch.  Each stage's tiles are taken in
- * the order of experts, and begin when all column tiles of their row tile in the stage
- * before are stored.  They are taken only when these have been taken too, so that what a
- * block waits for is under way in a block that goes on.
+ * What one block stores another reads, in the same launch.  A tile of a later stage is
+ * taken when all column tiles of its row tile in the stage before are stored; tiles are
+ * taken in order and wait for tiles before them alone, so some block always goes on.
  *
  * How stored rows become readable.  Rows leave by TMA stores (asynchronous proxy) or,
  * at an expert's end, by ordinary ones.  Each multiplying warp waits until its stores
@@ -46,113 +45,39 @@ template <class F> __device__ __forceinline__ bool is_act(const tile &t) {
 
 enum { kUnseen = 0, kLooked = 1, kSeen = 2 };
 
-/* Have the part's rows arrived?  One of all looks at the words, which may lie in the CPU's
- * memory: more would crowd the way that the rows take.  `looks`: it is this one. */
-__device__ __forceinline__ bool part_there(const gg_chain &c, int part, bool &looks) {
+/* The one that looks at the part's words.  They may lie in the CPU's memory: more than
+ * one looking would crowd the way that the rows take. */
+__device__ __forceinline__ void part_look(const gg_chain &c, int part) {
     const gg_chain_part &of = c.part[part];
-    uint32_t *seen = &c.seen[part];
-    if (of.flag == nullptr) {
-        return true;
-    }
-    if (!looks) {
-        uint32_t state = count_load(seen);
-        looks =
-            state == kUnseen && atomicCAS(seen, (uint32_t)kUnseen, (uint32_t)kLooked) == kUnseen;
-        return state == kSeen;
-    }
+    uint64_t start = now_ns();
     for (int i = 0; i < of.words; i++) {
-        if (flag_load(of.flag + i) < of.epoch) {
-            return false;
-        }
-    }
-    count_store(seen, kSeen);
-    looks = false;
-    return true;
-}
-
-/* What the thread that takes units knows: of each stage, the step of its next unit and
- * where the last search in the table ended; how many parts' rows are there. */
-struct chain_place {
-    int step[GG_STAGES] = {};
-    int hint[GG_STAGES] = {};
-    int parts = 0;
-};
-
-/* Can a unit of a later stage be taken?  All units that it can wait for have been, by
- * blocks that go on; and if there is other work, some more behind them, so that they are
- * done rather than under way. */
-__device__ __forceinline__ bool chain_ready(const gg_chain &c, chain_place &at, int stage, int unit,
-                                            int before, bool other) {
-    int &step = at.step[stage];
-    while (unit >= c.step_end[stage * GG_STEPS + step]) {
-        step++;
-    }
-    int need = c.step_end[(stage - 1) * GG_STEPS + step];
-    int slack = other ? (int)gridDim.x / c.stage[0].cluster : 0;
-    return before >= min(need + slack, c.step_end[(stage - 1) * GG_STEPS + c.steps - 1]);
-}
-
-/* One thread takes the next unit of a stage: the later the stage, the sooner rows go back.
- * Of the first stage only when its part's rows are there.  False: the block ends. */
-__device__ __forceinline__ bool chain_take(const gg_chain &c, chain_place &at, int &stage,
-                                           int &unit, uint64_t &spin) {
-    const gg_params &p = c.stage[0];
-    int *next = &p.ws[GG_WS_NEXTS];
-    bool looks = false, blocked = false, taken = false, stays = block_stays(p);
-    uint64_t start = 0;
-    while (stays && !taken) {
-        int now[GG_STAGES], left = 0;
-        for (int s = 0; s < c.stages; s++) {
-            now[s] = *(volatile int *)(next + s);
-            left += c.step_end[s * GG_STEPS + c.steps - 1] - now[s];
-        }
-        if (left <= 0) {
-            break;
-        }
-        for (stage = c.stages - 1; stage >= 0; stage--) {
-            unit = now[stage];
-            if (unit >= c.step_end[stage * GG_STEPS + c.steps - 1]) {
-                continue;
-            }
-            if (stage == 0) {
-                while (unit >= c.step_end[at.step[0]]) {
-                    at.step[0]++;
+        while (flag_load(of.flag + i) < of.epoch) {
+            if (c.timeout_ns != 0 && now_ns() - start > c.timeout_ns) {
+                if (c.stage[0].error != nullptr) {
+                    atomicOr(c.stage[0].error, EPO_GG_ERROR_TIMEOUT);
                 }
-                int part = c.step_part[at.step[0]];
-                while (at.parts <= part && part_there(c, at.parts, looks)) {
-                    at.parts++;
-                }
-                blocked = at.parts <= part;
-            }
-            if (stage == 0 ? !blocked : chain_ready(c, at, stage, unit, now[stage - 1], !blocked)) {
-                taken = atomicCAS(next + stage, unit, unit + 1) == unit;
+                i = of.words;
                 break;
             }
-        }
-        if (!taken && blocked) {
-            uint64_t time = now_ns();
-            start = start == 0 ? time : start;
-            if (c.timeout_ns != 0 && time - start > c.timeout_ns) {
-                if (p.error != nullptr) {
-                    atomicOr(p.error, EPO_GG_ERROR_TIMEOUT);
-                }
-                count_store(&c.seen[at.parts], kSeen);
-                looks = false;
-            } else if (c.patience_ns != 0 && time - start > c.patience_ns) {
-                atomicSub(&p.ws[GG_WS_ACTIVE], p.cluster);
-                break;
-            } else {
-                __nanosleep(200);
-            }
+            __nanosleep(500);
         }
     }
-    if (looks) {
-        count_store(&c.seen[at.parts], kUnseen);
-    }
-    spin += start == 0 ? 0 : now_ns() - start;
-    return taken;
+    count_store(&c.seen[part], kSeen);
 }
-
+/* One thread waits until the part's rows have arrived; returns the time it took. */
+__device__ __forceinline__ uint64_t part_wait(const gg_chain &c, int part) {
+    if (c.part[part].flag == nullptr || count_load(&c.seen[part]) == kSeen) {
+        return 0;
+    }
+    uint64_t start = now_ns();
+    if (atomicCAS(&c.seen[part], (uint32_t)kUnseen, (uint32_t)kLooked) == kUnseen) {
+        part_look(c, part);
+    }
+    while (count_load(&c.seen[part]) != kSeen) {
+        __nanosleep(100);
+    }
+    return now_ns() - start;
+}
 /* ... until the stage before has stored the tile's rows. */
 __device__ __forceinline__ uint64_t rows_wait(const gg_chain &c, const tile &t) {
     const uint32_t *count = &c.row_done[(t.stage - 1) * c.row_tiles + t.row_tile];
@@ -166,32 +91,24 @@ __device__ __forceinline__ uint64_t rows_wait(const gg_chain &c, const tile &t) 
 }
 
 /* As tile_next. */
-__device__ __forceinline__ bool chain_next(const gg_chain &c, tile &t, chain_place &at,
-                                           uint64_t &spin) {
+__device__ __forceinline__ bool chain_next(const gg_chain &c, tile &t, int &hint, uint64_t &spin) {
     const gg_params &p = c.stage[0];
     int lane = threadIdx.x & 31;
-    int stage = 0, unit = 0;
-    bool more = lane == 0 && chain_take(c, at, stage, unit, spin);
-    if (!__shfl_sync(0xffffffffu, more, 0)) {
+    int index = 0;
+    if (lane == 0) {
+        index = block_stays(p) ? atomicAdd(&p.ws[GG_WS_NEXT], 1) : 0x7fffffff;
+    }
+    index = __shfl_sync(0xffffffffu, index, 0);
+    if (index >= p.ws[GG_WS_TOTAL]) {
         return false;
     }
-    stage = __shfl_sync(0xffffffffu, stage, 0);
-    unit = __shfl_sync(0xffffffffu, unit, 0);
-    const gg_expert *table = p.table + stage * (c.count + 1);
-    int hint = at.hint[stage];
-    entry_find(table, c.count, unit, hint);
-    at.hint[stage] = hint;
-    t = tile_of(c.stage[stage], table[hint], unit, min(lane, p.cluster - 1));
+    entry_find(p, index, hint);
+    const gg_expert &e = p.table[hint];
+    t = tile_of(c.stage[e.stage], e, index, min(lane, p.cluster - 1));
     uint64_t mine = 0;
     if (lane < p.cluster) {
-        bool flagged = c.part[t.part].flag != nullptr;
-        if (stage > 0) {
-            mine = rows_wait(c, t);
-        } else if (flagged) {
-            count_load(&c.seen[t.part]); /* what lane 0 saw, this one tells the loading thread */
-            __threadfence_system();      /* others' GPUs wrote them */
-        }
-        if (stage > 0 || flagged) {
+        mine = t.stage == 0 ? part_wait(c, t.part) : rows_wait(c, t);
+        if (t.stage > 0 || c.part[t.part].flag != nullptr) {
             fence_async_global(); /* others wrote them, by whatever way; TMA reads them */
         }
     }
@@ -218,9 +135,9 @@ __device__ void chain_feed(const gg_chain &c, const shared<C> &s, const gg_chain
             return;
         }
         if (t.stage == 0) {
-            feed_tile(c.stage[0], same, &maps.a[t.part], &maps.map[0].b, t, to, rank, [] {});
+            feed_tile(c.stage[0], same, maps.map[0], t, to, rank, [] {});
         } else if (t.stage == F::kLast) {
-            feed_tile(c.stage[F::kLast], s, &maps.map[1].a, &maps.map[1].b, t, to, rank, [] {});
+            feed_tile(c.stage[F::kLast], s, maps.map[1], t, to, rank, [] {});
         }
     }
 }
@@ -480,9 +397,9 @@ __global__ void __launch_bounds__(kThreads, 1)
         if (warp == 0 && one) {
             chain_feed<F>(c, s, maps);
         } else if (warp == 1 && cluster_rank() == 0) {
-            chain_place at;
-            feed_tiles(c.stage[0], s,
-                       [&](tile &t, int &, uint64_t &spin) { return chain_next(c, t, at, spin); });
+            feed_tiles(c.stage[0], s, [&](tile &t, int &hint, uint64_t &spin) {
+                return chain_next(c, t, hint, spin);
+            });
         } else if (warp == 2 && one) {
             chain_tell<F>(c, s);
         }

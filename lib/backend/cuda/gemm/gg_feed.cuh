@@ -107,9 +107,8 @@ template <class C> struct relay {
 
 /* The loads of one tile, block by block of K; behind() after each. */
 template <class C, class B>
-__device__ __forceinline__ void feed_tile(const gg_params &p, const shared<C> &s,
-                                          const CUtensorMap *a, const CUtensorMap *b, const tile &t,
-                                          ring<C::kStages> &to, int rank, B behind) {
+__device__ __forceinline__ void feed_tile(const gg_params &p, const shared<C> &s, const gg_maps &m,
+                                          const tile &t, ring<C::kStages> &to, int rank, B behind) {
     int boxes = p.a_index != nullptr ? 0 : (tile_height<C>(p, t) > 64 ? 2 : 1);
     bool with_b = p.b_index == nullptr && t.live;
     uint32_t bytes = boxes * kBox + (with_b ? C::kBytesB : 0);
@@ -117,9 +116,9 @@ __device__ __forceinline__ void feed_tile(const gg_params &p, const shared<C> &s
     for (int i = 0; i < blocks; i++) {
         mbar_wait(s.empty(to.index), to.parity ^ 1);
         mbar_expect(s.full(to.index), bytes);
-        load_a(p, s, to.index, a, t, i, boxes, rank);
+        load_a(p, s, to.index, &m.a, t, i, boxes, rank);
         if (with_b) {
-            load_b(p, s, to.index, b, t, i, rank);
+            load_b(p, s, to.index, &m.b, t, i, rank);
         }
         to.next();
         behind();
@@ -148,7 +147,7 @@ __device__ void feed_tma(const gg_params &p, const shared<C> &s, const gg_maps &
         if (p.ready.flag != nullptr) {
             fence_async_global(); /* the rows were written by others' ordinary stores */
         }
-        feed_tile(p, s, &m.a, &m.b, t, to, rank, [&] {
+        feed_tile(p, s, m, t, to, rank, [&] {
             if (gathers(p)) {
                 gathered.open++;
                 gathered.keep(s, kRelayLag);

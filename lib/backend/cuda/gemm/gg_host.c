@@ -343,28 +343,15 @@ static epo_status make_outputs(encode_fn encode, const epo_gg *g, const gg_param
     return st;
 }
 
-static epo_status no_encode(void) {
-    return epo_fail(EPO_E_SYSTEM,
-                    "the driver has no cuTensorMapEncodeTiled; 525 or newer is needed");
-}
-
 epo_status gg_make_maps(const epo_gg *g, const gg_params *p, gg_maps *maps) {
     encode_fn encode = find_encode();
     if (encode == NULL) {
-        return no_encode();
+        return epo_fail(EPO_E_SYSTEM, "the driver has no cuTensorMapEncodeTiled; 525 or newer is "
+                                      "needed");
     }
     memset(maps, 0, sizeof(*maps));
     epo_status st = make_inputs(encode, g, p, maps);
     return st != EPO_OK ? st : make_outputs(encode, g, p, maps);
-}
-
-epo_status gg_make_rows_map(const epo_gg *g, const gg_params *p, uint64_t rows, CUtensorMap *map) {
-    encode_fn encode = find_encode();
-    if (encode == NULL) {
-        return no_encode();
-    }
-    return make_map(encode, (int)g->type, p->rows > 0 ? g->a : g->workspace, (uint64_t)p->lda,
-                    rows > 0 ? rows : 1, 1, 64, map);
 }
 
 /* ---- launches -------------------------------------------------------------- */

@@ -18,7 +18,6 @@
 #define GG_WS_NEXT 0   /* next unit to take */
 #define GG_WS_TOTAL 1  /* units */
 #define GG_WS_ACTIVE 2 /* blocks at work */
-#define GG_WS_NEXTS 4  /* of a chain, the same for each stage */
 #define GG_WS_HEADER 64
 #define GG_MAX_EXPERTS 4096
 
@@ -62,9 +61,9 @@ typedef struct gg_params {
     int32_t arrived_words;
 } gg_params;
 
-/* A chain.  Experts come in steps, which parts are made of.  Stages: the first product,
- * backward SwiGLU, the second product; each has a table of its own, of count entries and
- * an end mark. */
+/* A chain: what is computed in which order.  Experts come in steps, which parts are
+ * made of; order[] says which stage of which step is next.  Stages: the first product,
+ * backward SwiGLU, the second product. */
 #define GG_STAGES 3
 #define GG_STEPS 32
 typedef struct gg_act {
@@ -85,7 +84,7 @@ typedef struct gg_chain {
     gg_params stage[GG_STAGES];
     gg_act act;
     gg_chain_part part[EPO_GG_PARTS];
-    int32_t stages, parts, steps;
+    int32_t stages, parts, steps, orders;
     int32_t first, count; /* experts of all parts */
     int32_t row_tiles;    /* that the counters have room for, per stage */
     int32_t counter_words;
@@ -94,10 +93,10 @@ typedef struct gg_chain {
     uint32_t *part_done;  /* in counters: [part], tiles of the last stage */
     uint32_t *part_total; /* in counters: [part] */
     uint32_t *seen;       /* in counters: [part], its rows were seen */
-    int32_t *step_end;    /* in counters: [stage][step], the unit behind its last */
-    uint64_t timeout_ns, patience_ns;
+    uint64_t timeout_ns;
     int16_t step_first[GG_STEPS + 1]; /* experts, from `first` on */
     int8_t step_part[GG_STEPS];
+    int8_t order_stage[GG_STAGES * GG_STEPS], order_step[GG_STAGES * GG_STEPS];
 } gg_chain;
 
 /* Tensors of the sm_90 kernels: operands, output, SwiGLU's stored h. */
@@ -106,9 +105,6 @@ typedef struct gg_maps {
 } gg_maps;
 typedef struct gg_chain_maps {
     gg_maps map[2];
-    /* The first product's rows as each part may see them: what lies behind the part is
-     * zeros, so that no row is touched before it has arrived. */
-    CUtensorMap a[EPO_GG_PARTS];
 } gg_chain_maps;
 
 #endif

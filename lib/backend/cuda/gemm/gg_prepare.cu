@@ -142,31 +142,26 @@ __device__ int step_write(const gg_chain &c, int stage, int step, const int2 *ro
     return units;
 }
 
-/* The tables; false: more row tiles than counters. */
-__device__ bool chain_tables_write(const gg_chain &c, const int2 *rows, int *row_tile) {
+/* The table in the order that the host chose; false: more row tiles than counters. */
+__device__ bool chain_table_write(const gg_chain &c, const int2 *rows, int *row_tile) {
     const gg_params &p = c.stage[0];
-    int lane = threadIdx.x & 31;
+    int lane = threadIdx.x & 31, units = 0;
     bool sound = row_tiles_write(c, rows, row_tile) <= c.row_tiles;
+    gg_expert *to = p.table;
     __syncwarp();
-    for (int stage = 0; stage < c.stages; stage++) {
-        gg_expert *table = p.table + stage * (c.count + 1);
-        int units = 0;
-        for (int step = 0; step < c.steps; step++) {
-            units = step_write(c, stage, step, rows, row_tile, table + c.step_first[step], units);
-            if (lane == 0) {
-                c.step_end[stage * GG_STEPS + step] = sound ? units : 0;
-            }
-        }
-        if (lane == 0) {
-            table[c.count].unit = 0x7fffffff;
-            p.ws[GG_WS_NEXTS + stage] = 0;
-        }
+    for (int o = 0; o < c.orders; o++) {
+        int step = c.order_step[o];
+        units = step_write(c, c.order_stage[o], step, rows, row_tile, to, units);
+        to += c.step_first[step + 1] - c.step_first[step];
     }
     if (lane == 0) {
-        p.ws[GG_WS_ACTIVE] = 0;
+        to->unit = 0x7fffffff;
         if (!sound && p.error != nullptr) {
             atomicOr(p.error, EPO_GG_ERROR_ROWS);
         }
+        p.ws[GG_WS_TOTAL] = sound ? units : 0;
+        p.ws[GG_WS_NEXT] = 0;
+        p.ws[GG_WS_ACTIVE] = 0;
     }
     return sound;
 }
@@ -203,7 +198,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     __syncthreads();
     if (threadIdx.x < 32) {
-        bool sound = chain_tables_write(c, rows, row_tile);
+        bool sound = chain_table_write(c, rows, row_tile);
         part_totals_write(c, rows, sound);
     }
 }

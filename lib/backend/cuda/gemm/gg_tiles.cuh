@@ -83,15 +83,13 @@ __device__ __forceinline__ tile tile_of(const gg_params &p, const gg_expert &e, 
     return t;
 }
 
-/* A whole warp looks for the entry that unit `index` belongs to, behind all of which there
- * is an end mark; `hint` is where the last search ended, and then this one: indices that
- * one block takes only grow. */
-__device__ __forceinline__ void entry_find(const gg_expert *table, int count, int index,
-                                           int &hint) {
+/* A whole warp looks for the entry that unit `index` belongs to; `hint` is where the last
+ * search ended, and then this one: indices that one block takes only grow. */
+__device__ __forceinline__ void entry_find(const gg_params &p, int index, int &hint) {
     int lane = threadIdx.x & 31;
     while (true) {
-        int i = hint + lane + 1;
-        bool behind = i > count || table[min(i, count)].unit > index;
+        int i = hint + lane + 1; /* the entry behind the last is an end mark */
+        bool behind = i > p.count || p.table[min(i, p.count)].unit > index;
         unsigned mask = __ballot_sync(0xffffffffu, behind);
         if (mask != 0) {
             hint += __ffs(mask) - 1;
@@ -159,7 +157,7 @@ __device__ __forceinline__ bool tile_next(const gg_params &p, tile &t, int &hint
     if (index >= p.ws[GG_WS_TOTAL]) {
         return false;
     }
-    entry_find(p.table, p.count, index, hint);
+    entry_find(p, index, hint);
     t = tile_of(p, p.table[hint], index, min(lane, p.cluster - 1));
     uint64_t mine = lane < p.cluster ? tile_ready(p, t) : 0;
     uint64_t other = __shfl_sync(0xffffffffu, mine, 1);

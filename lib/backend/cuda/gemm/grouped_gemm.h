@@ -153,9 +153,6 @@ typedef struct epo_gg_part {
     const uint64_t *flag;
     uint64_t epoch;
     int words;
-    /* Where the rows of this part and of those before end; rows from there on are not
-     * touched before their part has come.  0: where they end is not known here. */
-    uint64_t rows_end;
     /* Becomes done_value (release, system) when the part's rows of second.c, and
      * dweight, are stored; may be NULL. */
     uint64_t *done;
@@ -178,9 +175,6 @@ typedef struct epo_gg_chain {
     int parts;
     epo_gg_part part[EPO_GG_PARTS];
     uint64_t timeout_ns; /* as in epo_gg_ready */
-    /* Not 0: a block that waited so long for a part's rows ends, and leaves its SM to
-     * whatever brings them; another epo_gg_chain_run() goes on. */
-    uint64_t patience_ns;
     void *workspace;
     uint64_t workspace_bytes;
 } epo_gg_chain;
