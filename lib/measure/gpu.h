@@ -43,6 +43,9 @@ typedef struct measure_driver {
 /* Opened and initialised at the first call.  NULL without a driver or a GPU; the
  * error line says why. */
 const measure_driver *measure_driver_get(void);
+/* GPUs that this process may use, asked in a process of its own: one that has begun with
+ * the driver cannot fork ranks.  0: none, or no driver. */
+int measure_gpu_count(void);
 /* EPO_OK, or EPO_E_SYSTEM naming `call` and what the driver said. */
 epo_status measure_driver_check(int result, const char *call);
 

@@ -85,6 +85,18 @@ END
     grep -q 'emulated link at 0.05 GB/s' <<<"$output"
 }
 
+@test "bench: ranks as processes of its own; one prints, one failure is told once" {
+    bench "${quick[@]}" --launch processes --ranks 2 --dispatcher flex
+    echo "$output"
+    [ "$status" = 0 ]
+    grep -q '^host engine, 2 ranks (processes)$' <<<"$output"
+    [ "$(grep -c '^  flex serial' <<<"$output")" = 3 ]
+    bench "${quick[@]}" --launch processes --experts 7
+    [ "$status" = 2 ]
+    [ "$(wc -l <<<"$output")" = 1 ]
+    [[ $output == *"--experts: found 7, allowed is a multiple of the 2 ranks"* ]]
+}
+
 @test "bench: ranks of a launcher are the ranks; one prints" {
     mkdir -p out
     for r in 0 1; do
@@ -120,6 +132,7 @@ END
 --chunks 2,,4|--chunks: found "2,,4", allowed is 1 to 4 numbers
 --chunks 1,2,3,4,5|--chunks: found "1,2,3,4,5"
 --timeout 0|allowed is 1 to 86400 seconds
+--launch tasks|allowed is threads or processes
 --sms 1|--sms: found "1", allowed is 2 to 1024
 --engine host --sms 8 --tokens 8 --hidden 8 --ffn 8|--sms: found 8, but the host engine has no SMs
 --repeat|--repeat needs a value

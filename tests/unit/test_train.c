@@ -5,9 +5,9 @@
  */
 #include "core/status.h"
 #include "data.h"
-#include "launch.h"
 #include "optim.h"
 #include "options.h"
+#include "measure/launch.h"
 #include "measure/rng.h"
 #include "measure/spread.h"
 #include "unit.h"
@@ -244,10 +244,10 @@ static int second_is_killed(void *ctx) {
 }
 
 static void launcher(void) {
-    CU_ASSERT_EQUAL(launch_ranks(3, has_torchrun_variables, NULL), 0);
-    CU_ASSERT_EQUAL(launch_ranks(2, has_torchrun_variables, NULL), 4);
-    CU_ASSERT_EQUAL(launch_ranks(3, second_fails_others_hang, NULL), 7);
-    CU_ASSERT_EQUAL(launch_ranks(2, second_is_killed, NULL), 128 + SIGKILL);
+    CU_ASSERT_EQUAL(launch_ranks("test", 3, has_torchrun_variables, NULL), 0);
+    CU_ASSERT_EQUAL(launch_ranks("test", 2, has_torchrun_variables, NULL), 4);
+    CU_ASSERT_EQUAL(launch_ranks("test", 3, second_fails_others_hang, NULL), 7);
+    CU_ASSERT_EQUAL(launch_ranks("test", 2, second_is_killed, NULL), 128 + SIGKILL);
 }
 
 static void who_speaks(void) {

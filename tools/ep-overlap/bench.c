@@ -10,6 +10,7 @@
 
 #include "core/status.h"
 #include "measure/gpu.h"
+#include "measure/launch.h"
 #include "tool.h"
 
 static const char help[] =
@@ -20,8 +21,8 @@ static const char help[] =
     "weights, rows and routing and take their turns in every round, so that what slows the\n"
     "machine slows all of them. Outputs and gradients of an arm must have the serial one's\n"
     "bits.\n\n"
-    "Ranks are threads of one process, each on a GPU of its own where there are GPUs; under\n"
-    "srun, mpirun or torchrun they are the step's ranks.\n\n"
+    "Ranks are processes, each on another GPU, or threads where there is no GPU; under srun,\n"
+    "mpirun or torchrun they are the step's ranks.\n\n"
     "workload:\n"
     "  --workload q|d|mixtral|small\n"
     "                   Qwen3-30B-A3B, DeepSeek-V3, Mixtral-8x7B, small (q; small on the\n"
@@ -36,7 +37,9 @@ static const char help[] =
     "arms:\n"
     "  --engine auto|host|cuda\n"
     "                   auto: CUDA if there are a GPU and the engine\n"
-    "  --ranks N        threads (as many as GPUs; 2 on the host)\n"
+    "  --ranks N        how many (as many as GPUs; 2 on the host)\n"
+    "  --launch threads|processes\n"
+    "                   what they are (processes on GPUs, else threads)\n"
     "  --dispatcher alltoall|flex\n"
     "                   only this one\n"
     "  --chunks N,...   expert groups of an overlapped pass, up to 4 counts to compare\n"
@@ -74,6 +77,7 @@ static const struct workload {
 
 static const char *const types[] = {"fp32", "bf16", "fp16", NULL};
 static const char *const engines[] = {"auto", "host", "cuda", NULL};
+static const char *const launches[] = {"auto", "threads", "processes", NULL};
 static const char *const dispatchers[] = {"alltoall", "flex", NULL};
 
 const char *bench_type_name(epo_dtype type) { return types[type]; }
@@ -97,7 +101,17 @@ static const number numbers[] = {
     {"sms", AT(sms), 2, 1024},
 };
 #define NUMBERS ((int)(sizeof numbers / sizeof numbers[0]))
-enum { FIRST_WORD = 256, WORKLOAD = FIRST_WORD, TYPE, ENGINE, DISPATCHER, CHUNKS, TIMEOUT, JSON };
+enum {
+    FIRST_WORD = 256,
+    WORKLOAD = FIRST_WORD,
+    TYPE,
+    ENGINE,
+    DISPATCHER,
+    CHUNKS,
+    TIMEOUT,
+    LAUNCH,
+    JSON
+};
 
 /* [least, most] at *text, up to `end` or the end; -1: it is none. */
 static int parse(const char *text, char end, int least, int most, const char **rest) {
@@ -170,6 +184,7 @@ static int read_option(int which, bench_options *o) {
         if (value < 0)
             status = wrong("timeout", "1 to 86400 seconds");
         break;
+    case LAUNCH: status = read_word("launch", launches, "threads or processes", &o->launch); break;
     case JSON: o->json = true; break;
     default: status = read_number(&numbers[which], o);
     }
@@ -179,9 +194,9 @@ static int read_option(int which, bench_options *o) {
 /* What was not given comes from the workload. */
 static int complete(bench_options *o) {
     const struct workload *w = NULL;
-    const char *name = o->workload != NULL                                            ? o->workload
-                       : o->engine == EPO_ENGINE_HOST || measure_driver_get() == NULL ? "small"
-                                                                                      : "q";
+    const char *name = o->workload != NULL                            ? o->workload
+                       : o->engine == EPO_ENGINE_HOST || o->gpus == 0 ? "small"
+                                                                      : "q";
     for (int i = 0; i < WORKLOADS; i++)
         if (strcmp(name, workloads[i].name) == 0)
             w = &workloads[i];
@@ -224,6 +239,7 @@ static int parse_options(int argc, char **argv, bench_options *o) {
                                           {"dispatcher", required_argument, NULL, DISPATCHER},
                                           {"chunks", required_argument, NULL, CHUNKS},
                                           {"timeout", required_argument, NULL, TIMEOUT},
+                                          {"launch", required_argument, NULL, LAUNCH},
                                           {"json", no_argument, NULL, JSON},
                                           {"help", no_argument, NULL, 'h'},
                                           {0}};
@@ -244,38 +260,56 @@ static int parse_options(int argc, char **argv, bench_options *o) {
     if (optind < argc)
         return epo_tool_usage("bench", "\"%s\" is one word too many", argv[optind]);
     o->why_host = measure_engine(&o->engine);
+    o->gpus = o->engine == EPO_ENGINE_HOST ? 0 : measure_gpu_count();
     return complete(o);
+}
+
+/* One process: all ranks as threads, or one rank of a step. */
+static int bench_body(void *ctx) {
+    bench_options *o = ctx;
+    bench_arm arm[BENCH_ARMS];
+    bool rank_zero = false;
+    int status = EPO_EXIT_FINE;
+    bench_result *r = calloc(1, sizeof *r);
+    if (r == NULL)
+        return epo_tool_fail("bench", epo_fail(EPO_E_NOMEM, "no memory"));
+    const int arms = bench_arms(o, arm);
+    epo_status measured = bench_measure(o, arm, arms, r, &rank_zero);
+    if (measured != EPO_OK) {
+        free(r);
+        (void)epo_tool_fail("bench", measured);
+        return measured == EPO_E_ARG ? EPO_EXIT_USAGE : EPO_EXIT_SYSTEM;
+    }
+    if (rank_zero && o->json)
+        bench_print_json(o, arm, arms, r);
+    else if (rank_zero)
+        bench_print_text(o, arm, arms, r);
+    for (int a = 0; rank_zero && a < arms; a++)
+        status = r->arm[a].identical ? status : EPO_EXIT_NO;
+    free(r);
+    return epo_tool_finish("bench", status);
 }
 
 static int bench_run(int argc, char **argv) {
     bench_options o = {.dispatcher = -1, .type = (epo_dtype)-1, .repeats = 9, .timeout_s = 60};
-    bench_arm arm[BENCH_ARMS];
-    bool rank_zero = false;
+    bool processes = false;
+    char sms[16];
     int status = parse_options(argc, argv, &o);
     if (status != EPO_EXIT_FINE)
         return status < 0 ? EPO_EXIT_FINE : status;
-    bench_result *r = calloc(1, sizeof *r);
-    if (r == NULL)
-        return epo_tool_fail("bench", epo_fail(EPO_E_NOMEM, "no memory"));
-    const int arms = bench_arms(&o, arm);
-    char sms[16];
     snprintf(sms, sizeof sms, "%d", o.sms);
     if (o.sms > 0)
         setenv("EP_OVERLAP_CUDA_SMS", sms, 1);
-    epo_status measured = bench_measure(&o, arm, arms, r, &rank_zero);
-    if (measured != EPO_OK) {
-        free(r);
-        return epo_tool_fail("bench", measured) == EPO_EXIT_SYSTEM || measured != EPO_E_ARG
-                   ? EPO_EXIT_SYSTEM
-                   : EPO_EXIT_USAGE;
-    }
-    if (rank_zero && o.json)
-        bench_print_json(&o, arm, arms, r);
-    else if (rank_zero)
-        bench_print_text(&o, arm, arms, r);
-    for (int a = 0; rank_zero && a < arms; a++)
-        status = r->arm[a].identical ? status : EPO_EXIT_NO;
-    free(r);
+    if (bench_step_ranks() > 1)
+        return bench_body(&o);
+    const int ranks = bench_start(&o, o.gpus, &processes);
+    o.ranks = processes ? 0 : ranks;
+    if (!processes)
+        return bench_body(&o);
+    fflush(NULL); /* or each rank would print it again */
+    status = launch_ranks("ep-overlap bench", ranks, bench_body, &o);
+    if (epo_fail_text()[0] != '\0')
+        return epo_tool_fail("bench", EPO_E_STATE);
     return status;
 }
 

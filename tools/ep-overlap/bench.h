@@ -23,6 +23,9 @@
 #define BENCH_RANKS 64       /* threads of one process */
 #define BENCH_MICROBATCHES 4 /* forward and backward, before the flush of one sample */
 
+/* AUTO: processes on GPUs, threads on the host, where sanitizers see them all. */
+typedef enum bench_launch { LAUNCH_AUTO, LAUNCH_THREADS, LAUNCH_PROCESSES } bench_launch;
+
 typedef struct bench_options {
     const char *workload; /* "q", "custom" */
     int tokens, hidden, ffn, experts, top_k;
@@ -32,7 +35,9 @@ typedef struct bench_options {
     int ranks;            /* threads; 0: the step's ranks, or as many as there are GPUs */
     int dispatcher;       /* epo_dispatcher; -1: both */
     int chunks[BENCH_CHUNKS], chunk_counts;
-    int sms; /* of the experts' GEMMs; 0: all */
+    int gpus;   /* that this process may use; 0 with the host engine */
+    int launch; /* how ranks are made: bench_launch */
+    int sms;    /* of the experts' GEMMs; 0: all */
     int repeats;
     double timeout_s;
     bool json;
@@ -80,6 +85,10 @@ typedef struct bench_result {
 
 /* The arms that the options ask for; their number. */
 int bench_arms(const bench_options *o, bench_arm *arm);
+/* How many ranks the launcher started (1: none), how many this command is to start, and
+ * whether as processes; `gpus`: that this process may use. */
+int bench_step_ranks(void);
+int bench_start(const bench_options *o, int gpus, bool *processes);
 /* Runs the benchmark; `rank_zero` tells whether *out is filled here.  Never returns
  * where a rank failed beside others: one line, and the process ends. */
 epo_status bench_measure(const bench_options *o, const bench_arm *arm, int arms, bench_result *out,

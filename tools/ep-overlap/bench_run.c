@@ -13,7 +13,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "measure/gpu.h"
 #include "tool.h"
 
 /* ---- arms ------------------------------------------------------------------ */
@@ -140,7 +139,7 @@ static epo_status run_threads(const bench_rank *like, int ranks) {
 }
 
 /* How many ranks the launcher started; 1: none, or it does not say. */
-static int step_ranks(void) {
+int bench_step_ranks(void) {
     static const char *const names[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
                                         "SLURM_STEP_NUM_TASKS"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -151,14 +150,14 @@ static int step_ranks(void) {
     return 1;
 }
 
-static int default_ranks(const bench_options *o) {
-    const measure_driver *cu = o->engine == EPO_ENGINE_HOST ? NULL : measure_driver_get();
-    int gpus = 0;
-    if (cu == NULL || cu->DeviceGetCount(&gpus) != 0)
-        return 2;
-    while (gpus > 1 && o->experts % gpus != 0)
-        gpus--;
-    return gpus;
+int bench_start(const bench_options *o, int gpus, bool *processes) {
+    int ranks = gpus < 1 ? 2 : gpus < BENCH_RANKS ? gpus : BENCH_RANKS;
+    while (gpus > 0 && ranks > 1 && o->experts % ranks != 0)
+        ranks--;
+    ranks = o->ranks > 0 ? o->ranks : ranks;
+    *processes =
+        ranks > 1 && (o->launch == LAUNCH_PROCESSES || (o->launch == LAUNCH_AUTO && gpus > 0));
+    return ranks;
 }
 
 /* ---- figures ------------------------------------------------------------------ */
@@ -186,7 +185,7 @@ static void conclude(const bench_arm *arm, int arms, bench_result *r) {
 
 epo_status bench_measure(const bench_options *o, const bench_arm *arm, int arms, bench_result *out,
                          bool *rank_zero) {
-    const int step = step_ranks();
+    const int step = bench_step_ranks();
     bench_rank b = {.o = o, .arm = arm, .arms = arms, .rank = -1, .out = out};
     epo_status status = EPO_OK;
     memset(out, 0, sizeof *out);
@@ -199,7 +198,7 @@ epo_status bench_measure(const bench_options *o, const bench_arm *arm, int arms,
         (void)run_rank(&b);
         *rank_zero = b.rank == 0;
     } else {
-        status = run_threads(&b, o->ranks > 0 ? o->ranks : default_ranks(o));
+        status = run_threads(&b, o->ranks > 0 ? o->ranks : 2);
         *rank_zero = true;
     }
     epo_tool_progress_end();

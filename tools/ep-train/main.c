@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 #include "core/status.h"
-#include "launch.h"
 #include "measure.h"
+#include "measure/launch.h"
 #include "measure/machine.h"
 #include "options.h"
 #include "output.h"
@@ -139,7 +139,7 @@ int main(int argc, char **argv) {
     if (o.launch == 0)
         return run(&o);
     epo_fail_clear();
-    int status = launch_ranks(o.launch, run, &o);
+    int status = launch_ranks("ep-train", o.launch, run, &o);
     if (status != 0 && epo_fail_text()[0] != '\0')
         fprintf(stderr, "ep-train: %s\n", epo_fail_text());
     return status;

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launch.h"
+#include "config.h"
+
+#include "measure/launch.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -92,14 +94,14 @@ static int status_of(int how) { return WIFSIGNALED(how) ? 128 + WTERMSIG(how) : 
  * status of the first failure.  A signal that is not ours outranks an earlier exit:
  * ranks that miss a killed one end by themselves, and may be quicker than the
  * kernel is with the killed one's threads. */
-static int reap(pid_t *pid, int ranks, bool ours, int *first) {
+static int reap(const char *who, pid_t *pid, int ranks, bool ours, int *first) {
     int running = 0;
     for (int r = 0; r < ranks; r++) {
         int how;
         if (pid[r] > 0 && waitpid(pid[r], &how, WNOHANG) == pid[r]) {
             pid[r] = 0;
             if (WIFSIGNALED(how) && !ours && *first < 128)
-                fprintf(stderr, "ep-train: rank %d was ended by signal %d (%s)\n", r, WTERMSIG(how),
+                fprintf(stderr, "%s: rank %d was ended by signal %d (%s)\n", who, r, WTERMSIG(how),
                         strsignal(WTERMSIG(how)));
             if (*first == 0 || (WIFSIGNALED(how) && !ours && *first < 128))
                 *first = status_of(how);
@@ -110,11 +112,11 @@ static int reap(pid_t *pid, int ranks, bool ours, int *first) {
 }
 
 /* Waits for all; after the first failure for GRACE_MS at most. */
-static int supervise(pid_t *pid, int ranks, const sigset_t *watched) {
+static int supervise(const char *who, pid_t *pid, int ranks, const sigset_t *watched) {
     const struct timespec tick = {0, 50 * 1000 * 1000};
     int first = 0, left_ms = GRACE_MS;
     bool ours = false; /* we have sent a signal ourselves */
-    while (reap(pid, ranks, ours, &first) > 0) {
+    while (reap(who, pid, ranks, ours, &first) > 0) {
         int number = sigtimedwait(watched, NULL, &tick);
         if (number == SIGINT || number == SIGTERM || number == SIGHUP) {
             signal_all(pid, ranks, number);
@@ -129,7 +131,7 @@ static int supervise(pid_t *pid, int ranks, const sigset_t *watched) {
     return first;
 }
 
-int launch_ranks(int ranks, int (*body)(void *ctx), void *ctx) {
+int launch_ranks(const char *who, int ranks, int (*body)(void *ctx), void *ctx) {
     sigset_t watched, before;
     pid_t parent = getpid(), *pid = calloc((size_t)ranks, sizeof *pid);
     int failed = 0;
@@ -159,7 +161,7 @@ int launch_ranks(int ranks, int (*body)(void *ctx), void *ctx) {
     }
     if (failed != 0)
         signal_all(pid, ranks, SIGKILL);
-    int status = supervise(pid, ranks, &watched);
+    int status = supervise(who, pid, ranks, &watched);
     sigprocmask(SIG_SETMASK, &before, NULL);
     free(pid);
     if (failed == 0)
