@@ -2,6 +2,7 @@
  *
  * backend.c - opening, closing, and the table of operations.
  */
+#include "backend/cuda/flex.h"
 #include "backend/cuda/gpu.h"
 
 #include <stdio.h>
@@ -53,7 +54,7 @@ static epo_status device_open(epo_backend *be) {
                         "GPU %d (%s) has compute capability %d.%d; 8.0 or newer is needed",
                         be->device, prop.name, prop.major, prop.minor);
     be->sms = prop.multiProcessorCount;
-    be->bulk = prop.major >= 9;
+    be->bulk = gpu_flex_bulk();
     return EPO_OK;
 }
 

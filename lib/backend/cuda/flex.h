@@ -92,6 +92,8 @@ cudaError_t gpu_flex_push8(cudaStream_t stream, const gpu_flex *f, const void *x
 cudaError_t gpu_flex_expand8(cudaStream_t stream, const gpu_flex *f, void *rows);
 cudaError_t gpu_flex_combine(cudaStream_t stream, const gpu_flex *f, const void *rows, void *y);
 
+/* Does this device copy in bulk (sm_90), and was this code built for that? */
+bool gpu_flex_bulk(void);
 /* Segments of whole 16-byte units by bulk copies (sm_90): as gpu_kernel_segments, and
  * rows that are the fp32 sum, in order, of the `width` rows that index names (-1: none). */
 cudaError_t gpu_flex_copy_segments(cudaStream_t stream, int blocks, const gpu_segment *segments,

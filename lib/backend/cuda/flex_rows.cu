@@ -264,11 +264,7 @@ size_t ring_bytes(const Cut &c) { return (size_t)c.warps * kStages * ((size_t)c.
 } // namespace
 
 extern "C" bool gpu_flex_served(const gpu_flex *f) {
-    int device = 0, major = 0;
-    return cudaGetDevice(&device) == cudaSuccess &&
-           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) ==
-               cudaSuccess &&
-           major >= 9 && f->row_bytes % 16 == 0 && f->row_bytes > 0 && f->blocks > 0 &&
+    return gpu_flex_bulk() && f->row_bytes % 16 == 0 && f->row_bytes > 0 && f->blocks > 0 &&
            f->blocks <= GPU_FLEX_BLOCKS && f->ranks <= GPU_FLEX_RANKS &&
            f->ranks * f->local + 3 * f->local <= GPU_FLEX_COLUMNS;
 }

@@ -151,6 +151,16 @@ cudaError_t sum_by_type(cudaStream_t stream, int blocks, const gpu_segment *segm
 
 } // namespace
 
+extern "C" bool gpu_flex_bulk(void) {
+    cudaFuncAttributes built;
+    int device = 0, major = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+        major < 9)
+        return false;
+    return cudaFuncGetAttributes(&built, copy_rows) == cudaSuccess && built.ptxVersion >= 90;
+}
+
 extern "C" cudaError_t gpu_flex_copy_segments(cudaStream_t stream, int blocks,
                                               const gpu_segment *segments, int count,
                                               uint32_t row_bytes) {
