@@ -35,6 +35,10 @@ int main(void) {
     FIELD(epo_group_config, warn_s);
     FIELD(epo_group_config, wgrad_limit_bytes);
     FIELD(epo_group_config, nccl_comm);
+    FIELD(epo_group_config, alloc);
+    FIELD(epo_group_config, free);
+    FIELD(epo_group_config, alloc_ctx);
+    FIELD(epo_group_config, tensor_parallel);
     STRUCT(epo_group_info);
     FIELD(epo_group_info, size);
     FIELD(epo_group_info, engine);
@@ -63,6 +67,7 @@ int main(void) {
     FIELD(epo_buffer_config, capacity);
     FIELD(epo_buffer_config, overflow);
     FIELD(epo_buffer_config, pad_to_capacity);
+    FIELD(epo_buffer_config, wire);
     STRUCT(epo_routing);
     FIELD(epo_routing, size);
     FIELD(epo_routing, tokens);
@@ -111,6 +116,12 @@ int main(void) {
     FIELD(epo_layer_config, ctx);
     FIELD(epo_layer_config, expert);
     FIELD(epo_layer_config, expert_wgrad);
+    FIELD(epo_layer_config, saved);
+    STRUCT(epo_layer_memory);
+    FIELD(epo_layer_memory, size);
+    FIELD(epo_layer_memory, saved);
+    FIELD(epo_layer_memory, forward);
+    FIELD(epo_layer_memory, backward);
     STRUCT(epo_step);
     FIELD(epo_step, layer);
     FIELD(epo_step, plan);
@@ -128,11 +139,6 @@ int main(void) {
     FIELD(epo_schedule, node);
     FIELD(epo_schedule, ctx);
     FIELD(epo_schedule, issued);
-    STRUCT(epo_layer_memory);
-    FIELD(epo_layer_memory, size);
-    FIELD(epo_layer_memory, saved);
-    FIELD(epo_layer_memory, forward);
-    FIELD(epo_layer_memory, backward);
     STRUCT(epo_stats);
     FIELD(epo_stats, size);
     FIELD(epo_stats, forward_calls);
@@ -146,6 +152,7 @@ int main(void) {
     FIELD(epo_stats, memory_bytes);
     FIELD(epo_stats, memory_peak);
     FIELD(epo_stats, call_s);
+    FIELD(epo_stats, caller_bytes);
     FIELD(epo_stats, dropped_slots);
     FIELD(epo_stats, padding_bytes);
     STRUCT(epo_interval);
@@ -181,6 +188,11 @@ int main(void) {
     VALUE(EPO_ENGINE_AUTO);
     VALUE(EPO_ENGINE_HOST);
     VALUE(EPO_ENGINE_CUDA);
+    VALUE(EPO_WIRE_ROWS);
+    VALUE(EPO_WIRE_E4M3);
+    VALUE(EPO_SAVE_ROWS);
+    VALUE(EPO_SAVE_TOKENS);
+    VALUE(EPO_SAVE_NOTHING);
     VALUE(EPO_EXPERT_FORWARD);
     VALUE(EPO_EXPERT_DGRAD);
     VALUE(EPO_EXPERT_WGRAD);
