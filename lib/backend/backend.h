@@ -166,6 +166,7 @@ typedef struct epo_gemm {
     /* The same numbers in ordinary memory, for a backend whose operation memory the
      * CPU cannot read; NULL: row_first and row_count are ordinary memory. */
     const uint64_t *cpu_first, *cpu_count;
+    bool beside; /* exchanges that may need room on the device run meanwhile */
     /* Only where info->fused: the activation beside the product, NULL without.
      * FORWARD: `c` is h; act->a is made from it.  DGRAD: the product is da, which is
      * not kept; act->a, act->dh and act->dw are made from act->h, dh in h's place;

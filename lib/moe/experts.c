@@ -31,6 +31,7 @@ static void product(moe_pass *p, const epo_layer *l, int chunk, const epo_gemm *
         a.ffn = l->config.ffn;
         a.type = l->config.type;
     }
+    g.beside = p->chunks > 1 || p->beside;
     g.act = fused ? &a : NULL;
     deps->signal = act == NULL || fused ? signal : NULL;
     if (p->status == EPO_OK)

@@ -62,6 +62,7 @@ static epo_status issue_gemms(moe_wgrad *w, int first, int count, const epo_read
                      .k = c->ffn,
                      .row_first = w->plan->op_first,
                      .row_count = w->plan->op_count,
+                     .beside = g->overlap,
                      .first = first,
                      .count = count,
                      .cpu_first = w->plan->first,

@@ -152,8 +152,6 @@ static epo_status reach_choose(epo_backend *be, bool overlap, char *why, size_t 
                         "other's memory: %s",
                         be->rank, why);
     be->lends = overlap && be->sms > 2 * GPU_PAIRS_SMS;
-    if (be->lends && be->gemm_sms == 0)
-        be->gemm_sms = be->sms - GPU_PAIRS_SMS;
     status = gpu_alloc(be, GPU_PAIRS_WORDS, &words);
     be->pairs_word = words;
     return status == EPO_OK ? gpu_pairs_create(be) : status;

@@ -62,12 +62,14 @@ void gpu_workspace_free(epo_queue *q) {
     q->workspace_bytes = 0;
 }
 
-static epo_status grouped_run(epo_queue *q, epo_gg *gg, const char *phase) {
+static epo_status grouped_run(epo_queue *q, epo_gg *gg, bool beside, const char *phase) {
     const uint64_t need = epo_gg_workspace(gg);
     epo_status status = gpu_workspace_hold(q, need);
     gg->workspace = q->workspace;
     gg->workspace_bytes = q->workspace_bytes;
     gg->sms = q->be->gemm_sms;
+    if (gg->sms == 0 && beside && q->be->lends)
+        gg->sms = q->be->sms - GPU_PAIRS_SMS;
     if (status == EPO_OK)
         status = epo_gg_launch(gg, q->stream);
     if (status != EPO_OK) {
@@ -116,7 +118,7 @@ epo_status gpu_gemm(epo_queue *q, const epo_gemm *g, const epo_deps *deps) {
         if (fuse)
             gpu_gemm_act(&gg, g->act);
         const bool grouped = q->be->grouped && epo_gg_path_of(&gg) == EPO_GG_SM90;
-        status = grouped ? grouped_run(q, &gg, deps->name)
+        status = grouped ? grouped_run(q, &gg, g->beside, deps->name)
                          : gpu_blas_gemm(q, g, first, count, deps->name);
         if (status == EPO_OK && g->act != NULL && !(grouped && fuse))
             status = act_after(q, g, first, count, deps->name);

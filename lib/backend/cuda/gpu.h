@@ -44,8 +44,8 @@
 #define GPU_QUEUES 8 /* per backend */
 #define GPU_SIDE 3   /* helper streams of a GEMM queue */
 #define GPU_PAIRS_WORDS 8192
-/* SMs that GEMMs leave to NCCL's kernels, and that these take at most: a GEMM that holds
- * every SM to its end keeps them out. */
+/* SMs that GEMMs leave to NCCL's kernels: one that holds every SM to its end would keep
+ * them out. */
 #define GPU_PAIRS_SMS 16
 
 typedef struct gpu_blas gpu_blas;

@@ -18,7 +18,7 @@
 typedef struct pairs_api {
     ncclResult_t (*version)(int *);
     ncclResult_t (*unique)(ncclUniqueId *);
-    ncclResult_t (*init)(ncclComm_t *, int, ncclUniqueId, int, ncclConfig_t *);
+    ncclResult_t (*init)(ncclComm_t *, int, ncclUniqueId, int);
     ncclResult_t (*destroy)(ncclComm_t);
     ncclResult_t (*abort)(ncclComm_t);
     ncclResult_t (*start)(void);
@@ -42,7 +42,7 @@ static void api_load(void) {
     }
     *(void **)&api.version = gpu_library_symbol(lib, "ncclGetVersion", &api_missing);
     *(void **)&api.unique = gpu_library_symbol(lib, "ncclGetUniqueId", &api_missing);
-    *(void **)&api.init = gpu_library_symbol(lib, "ncclCommInitRankConfig", &api_missing);
+    *(void **)&api.init = gpu_library_symbol(lib, "ncclCommInitRank", &api_missing);
     *(void **)&api.destroy = gpu_library_symbol(lib, "ncclCommDestroy", &api_missing);
     *(void **)&api.abort = gpu_library_symbol(lib, "ncclCommAbort", &api_missing);
     *(void **)&api.start = gpu_library_symbol(lib, "ncclGroupStart", &api_missing);
@@ -108,11 +108,7 @@ epo_status gpu_pairs_create(epo_backend *be) {
     be->pairs = calloc(1, sizeof *be->pairs);
     if (be->pairs == NULL)
         return epo_fail(EPO_E_NOMEM, "rank %d: no memory for the communicator", be->rank);
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    if (be->lends)
-        config.maxCTAs = GPU_PAIRS_SMS;
-    PAIRS_TRY(be, "group", "ncclCommInitRankConfig",
-              api.init(&be->pairs->comm, be->ranks, id, be->rank, &config));
+    PAIRS_TRY(be, "group", "ncclCommInitRank", api.init(&be->pairs->comm, be->ranks, id, be->rank));
     return EPO_OK;
 }
 
