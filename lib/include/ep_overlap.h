@@ -26,7 +26,9 @@
  * its outputs are complete.  With the CUDA engine it is a cudaStream_t, the
  * outputs are complete in stream order, and every array that a call names (rows,
  * routing, weights, gradients) is memory of the GPU that was current when the
- * group was made; epo_plan_create waits until it knows the routing's counts.
+ * group was made; epo_plan_create waits until it knows the routing's counts.  A
+ * stream that is being captured in a CUDA graph is refused (EPO_E_UNSUPPORTED),
+ * which breaks the group.
  *
  * Errors: every function that can fail returns epo_status; epo_error() then
  * tells in one line what was found, what is allowed and what to do.  Outputs are

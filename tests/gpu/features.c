@@ -4,7 +4,7 @@
  * layers, bit for bit: groups from a communicator, several groups in one step, two
  * micro-batches node by node.  And what a peer that never comes leaves: NaN.
  *
- *   features [NAME...]     late comm groups saved tp own overflow schedule control
+ *   features [NAME...]     late comm groups saved capture tp own overflow schedule control
  */
 #include "features.h"
 
@@ -154,6 +154,43 @@ static void test_tp(void) {
         same_bits(i % 2 ? "tensor_parallel, flex" : "tensor_parallel, alltoall", ok, masked, tp, 2,
                   text, sizeof text);
     }
+}
+
+/* A capture is refused by name, not found out by what it breaks. */
+static void *capture_main(void *ctx) {
+    rank_job *j = ctx;
+    epo_step *s = &j->step[0][0];
+    cudaGraph_t graph = NULL;
+    j->status = open_rank(j);
+    if (j->status == EPO_OK)
+        j->status = attention(j, 0, 0);
+    TEST_CUDA(cudaStreamSynchronize(j->stream));
+    epo_status status = j->status;
+    if (status == EPO_OK) {
+        TEST_CUDA(cudaStreamBeginCapture(j->stream, cudaStreamCaptureModeThreadLocal));
+        status = j->engine->forward(s->layer, s->plan, s->x, s->y, &s->saved, j->stream);
+        snprintf(j->text, sizeof j->text, "%s", j->engine->error());
+        (void)cudaStreamEndCapture(j->stream, &graph);
+        (void)cudaGetLastError();
+    }
+    /* One rank's refusal may reach the other before its own. */
+    j->hash = status != EPO_OK && strstr(j->text, "captured in a CUDA graph") != NULL;
+    if (graph != NULL)
+        cudaGraphDestroy(graph);
+    close_rank(j);
+    return NULL;
+}
+
+static void test_capture(void) {
+    char text[256] = "";
+    rank_job j[2];
+    ref_case c = some_case(0xd1, 2, EPO_BF16);
+    for (int r = 0; r < 2; r++) {
+        j[r] = some_job(&c, r, 2);
+        j[r].main = capture_main;
+    }
+    bool ok = run_world(j, 2, text, sizeof text) && j[0].hash && j[1].hash;
+    test_result("a stream under capture is refused", ok, j[0].text);
 }
 
 static void test_groups(void) {
@@ -540,10 +577,15 @@ int main(int argc, char **argv) {
         const char *name;
         void (*run)(void);
     } all[] = {{"late", test_late}, /* these two fork: first */
-               {"comm", test_comm},         {"groups", test_groups},
-               {"saved", test_saved},       {"tp", test_tp},
-               {"own", test_own},           {"overflow", test_overflow},
-               {"schedule", test_schedule}, {"control", test_control}};
+               {"comm", test_comm},
+               {"groups", test_groups},
+               {"saved", test_saved},
+               {"capture", test_capture},
+               {"tp", test_tp},
+               {"own", test_own},
+               {"overflow", test_overflow},
+               {"schedule", test_schedule},
+               {"control", test_control}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         bool asked = argc < 2;
         for (int a = 1; a < argc; a++)

@@ -119,7 +119,15 @@ bool gpu_between(epo_backend *be, epo_event *from, epo_event *to, double *second
 epo_status gpu_stream_enter(epo_backend *be, epo_queue *const *queues, int count,
                             epo_stream stream) {
     cudaEvent_t enter = queues[0]->enter;
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     GPU_TRY(be, "stream_enter", cudaSetDevice(be->device));
+    if (stream != NULL)
+        GPU_TRY(be, "stream_enter", cudaStreamIsCapturing((cudaStream_t)stream, &capture));
+    if (capture != cudaStreamCaptureStatusNone) /* each use of a flag has its own epoch */
+        return epo_fail(EPO_E_UNSUPPORTED,
+                        "rank %d: the stream is being captured in a CUDA graph, which calls of "
+                        "this library cannot be; end the capture before them",
+                        be->rank);
     GPU_TRY(be, "stream_enter", cudaEventRecord(enter, (cudaStream_t)stream));
     for (int i = 0; i < count; i++) {
         GPU_TRY(be, "stream_enter", cudaStreamWaitEvent(queues[i]->stream, enter, 0));
