@@ -30,7 +30,10 @@ while getopts :P-: option; do
 done
 shift $((OPTIND - 1))
 steps=${1:-1000}
-[[ $steps =~ ^[0-9]{1,6}$ ]] && [ "$steps" -ge 100 ] || { echo "steps.sh: 100 steps or more, not '$steps'" >&2 && exit 2; }
+if ! [[ $steps =~ ^[0-9]{1,6}$ ]] || [ "$steps" -lt 100 ]; then
+    echo "steps.sh: 100 steps or more, not '$steps'" >&2
+    exit 2
+fi
 work=$(mktemp -d) && chmod 755 "$work" || exit 1
 trap 'rm -rf "$work"' EXIT
 printf '#!/bin/sh\nexit 0\n' >"$work/python" && chmod 755 "$work/python"
@@ -118,6 +121,7 @@ paste "$work/before" "$work/after" | awk '$1 != "left" { printf "  %s: %d %d %d 
 check "every step ended ($ended of $((steps + 72)))" [ "$ended" = $((steps + 72)) ]
 check "every status was right$(sed 's/^/\n    /' "$work/bad" | head -n 20)" [ ! -s "$work/bad" ]
 check "all nodes idle" [ -z "$(awk '$2 != "idle"' "$work/states")" ]
+# shellcheck disable=SC2317 # called by check
 grow() { # column most
     paste "$work/before" "$work/after" | awk -v c="$1" -v most="$2" '$1 != "left" && $(c + 5) - $c > most { bad = 1 } END { exit bad }'
 }

@@ -260,9 +260,7 @@ __global__ void __launch_bounds__(kActThreads)
             const P g = gate[u], x = up[u];
 #pragma unroll
             for (int i = 0; i < N; i++) {
-                const float gf = to_float<T>(g.e[i]);
-                const float s = 1.0f / (1.0f + expf(-gf));
-                r.e[i] = from_float<T>(w * (gf * s) * to_float<T>(x.e[i]));
+                r.e[i] = from_float<T>(gg::act<T>(w, to_float<T>(g.e[i]), to_float<T>(x.e[i])));
             }
         }
         out[u] = r;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * gg_act.cuh - SwiGLU's backward apart from a product: one element, and the sum of a
- * row.  Two kernels have it, one pass over all rows and the chain's stage; their bits
- * must be the same, so every rounding is written down and none is left to the compiler.
+ * gg_act.cuh - SwiGLU apart from a product: one element, and the sum of a row.  Three
+ * kernels have it, a pass over all rows each way and the chain's stage; their bits must be
+ * the same, so every rounding is written down and none is left to the compiler.
  */
 #ifndef EPO_BACKEND_CUDA_GEMM_GG_ACT_CUH
 #define EPO_BACKEND_CUDA_GEMM_GG_ACT_CUH
@@ -23,6 +23,11 @@ template <> __device__ __forceinline__ float act_sigmoid<float>(float x) {
     return __fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-x)));
 }
 
+/* weight * silu(gate) * up. */
+template <class T> __device__ __forceinline__ float act(float weight, float gate, float up) {
+    return __fmul_rn(__fmul_rn(weight, __fmul_rn(gate, act_sigmoid<T>(gate))), up);
+}
+
 /* From da: gate and up become their gradients, da becomes the activation again; zeros
  * where the weight is 0, whatever they held.  Returns da's share of the weight's
  * gradient. */
@@ -34,10 +39,10 @@ __device__ __forceinline__ float act_back(float weight, float &gate, float &up, 
     const float slope = __fmul_rn(s, __fmaf_rn(gate, __fsub_rn(1.0f, s), 1.0f));
     const float share = __fmul_rn(__fmul_rn(da, silu), up);
     const float dw = __fmul_rn(da, weight);
-    const float act = __fmul_rn(__fmul_rn(weight, silu), up);
+    const float again = __fmul_rn(__fmul_rn(weight, silu), up);
     gate = live ? __fmul_rn(__fmul_rn(dw, up), slope) : 0.0f;
     up = live ? __fmul_rn(dw, silu) : 0.0f;
-    da = live ? act : 0.0f;
+    da = live ? again : 0.0f;
     return share;
 }
 
