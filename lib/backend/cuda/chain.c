@@ -246,8 +246,12 @@ static epo_status chain_begin(epo_queue *q, const epo_chain *c, epo_gg_chain *gg
         status = epo_gg_chain_prepare(gg, q->stream);
     if (status != EPO_OK)
         return status;
+    status = parts_wait(q, c, gg);
+    if (status != EPO_OK)
+        return status;
+    /* The second launch does not wait for the first part's rows itself either. */
     GPU_TRY(q->be, phase, cudaEventRecord(q->chain->prepared, q->stream));
-    return parts_wait(q, c, gg);
+    return EPO_OK;
 }
 
 static epo_status chain_run(epo_queue *q, const epo_chain *c, epo_gg_chain *gg, const char *phase) {
