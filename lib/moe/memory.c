@@ -163,6 +163,7 @@ static void send_again(moe_pass *p, const epo_saved *saved, const moe_wgrad *w) 
     moe_pass_dispatch(&again, saved->source);
     moe_pass_expand(&again, 0, w->x.ptr);
     p->apart_again = again.apart;
+    p->wire_again = again.wire;
     p->status = again.status;
     if (p->status == EPO_OK)
         p->status = g->ops->zero(g->compute, NULL, 0, &deps);

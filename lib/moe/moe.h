@@ -388,6 +388,7 @@ typedef struct moe_pass {
     bool tail;      /* nothing runs beside the last chunk's way back */
     bool chained;   /* part[chunk] tells of the chunk's rows, not `rows` */
     moe_block wire; /* what dispatch sends, as it travels */
+    moe_block wire_again; /* ... a second time */
 } moe_pass;
 
 /* flex: does the exchange itself sum a token's rows on their way back? */

@@ -482,6 +482,7 @@ epo_status moe_pass_end(moe_pass *p) {
     free(p->apart_again);
     p->apart = p->apart_again = NULL;
     moe_pool_put(g, &p->wire);
+    moe_pool_put(g, &p->wire_again);
     return p->status;
 }
 
