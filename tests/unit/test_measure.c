@@ -13,6 +13,12 @@
 #include "measure/rows.h"
 #include "measure/spread.h"
 
+/* Sanitizers end a program that asks for more than they can map, unless told otherwise. */
+const char *__asan_default_options(void);
+const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
+const char *__tsan_default_options(void);
+const char *__tsan_default_options(void) { return "allocator_may_return_null=1"; }
+
 static void rows_against_counting(void) {
     for (uint64_t seed = 0; seed < 200; seed++) {
         const int ranks = 1 + (int)(rng_at(seed, 1, 0) % 5),

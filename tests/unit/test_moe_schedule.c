@@ -142,11 +142,14 @@ static model *open_model(moe_rank *rank) {
     return m;
 }
 
-/* What it made, in one array; `sound`: the group is not broken. */
-static int *close_model(model *m, bool sound) {
+typedef enum condition { BROKEN, SOUND, EITHER } condition;
+
+/* What it made, in one array. */
+static int *close_model(model *m, condition group) {
     size_t made = sizeof m->y + sizeof m->dx + sizeof m->dweights, s = stack() * sizeof(float);
     char *bits = moe_calloc(1, made + 3 * L * s), *at = bits;
-    EXPECT(m->rank, (m->e->group_wgrad_flush(m->group, NULL) == EPO_OK) == sound);
+    const bool flushed = m->e->group_wgrad_flush(m->group, NULL) == EPO_OK;
+    EXPECT(m->rank, group == EITHER || flushed == (group == SOUND));
     memcpy(at, m->y, sizeof m->y);
     memcpy(at += sizeof m->y, m->dx, sizeof m->dx);
     memcpy(at += sizeof m->dx, m->dweights, sizeof m->dweights);
@@ -154,14 +157,15 @@ static int *close_model(model *m, bool sound) {
     for (int l = 0; l < L; l++, at += 3 * s) {
         memcpy(at, m->dw1[l], 2 * s);
         memcpy(at + 2 * s, m->dw2[l], s);
-        EXPECT(m->rank, (m->e->layer_destroy(m->layer[l]) == EPO_OK) || !sound);
+        EXPECT(m->rank, (m->e->layer_destroy(m->layer[l]) == EPO_OK) || group != SOUND);
         free(m->dw1[l]);
         free(m->dw2[l]);
     }
     for (int b = 0; b < M; b++)
         for (int l = 0; l < L; l++)
             m->e->plan_release(m->plan[b][l]);
-    EXPECT(m->rank, (m->e->buffer_destroy(m->buffer) == EPO_OK) == sound);
+    const bool destroyed = m->e->buffer_destroy(m->buffer) == EPO_OK;
+    EXPECT(m->rank, group == EITHER || destroyed == (group == SOUND));
     EXPECT(m->rank, m->e->group_destroy(m->group) == EPO_OK);
     free(m->w1);
     free(m->w2);
@@ -210,7 +214,7 @@ static void plain_rank(moe_rank *c) {
         if (b > 0)
             plain_backward(m, b - 1);
     }
-    s->bits[c->rank] = close_model(m, true);
+    s->bits[c->rank] = close_model(m, SOUND);
 }
 
 static epo_status run_pair(model *m, int f, int b) {
@@ -259,7 +263,7 @@ static void scheduled_rank(moe_rank *c) {
     epo_stats stats = {.size = sizeof stats};
     EXPECT(c, c->engine->group_stats(m->group, &stats, 0) == EPO_OK);
     EXPECT(c, stats.forward_calls == M * (L - 1) && stats.backward_calls == M * (L - 1));
-    s->bits[c->rank] = close_model(m, true);
+    s->bits[c->rank] = close_model(m, SOUND);
 }
 
 static void fill_setting(setting *s, int i) {
@@ -307,14 +311,17 @@ static void failing_rank(moe_rank *c) {
     epo_status status = run_pair(m, 0, -1);
     if (status == EPO_OK)
         status = run_pair(m, 1, 0);
+    /* Behind the last exchange the others may be done before they hear of it. */
+    const bool apart = c->rank != s->fail_rank && s->fail_node == EPO_NODE_ATTENTION_WGRAD;
     EXPECT(c, status == (c->rank == s->fail_rank ? EPO_E_NOMEM : EPO_E_PEER) ||
-                  (c->rank != s->fail_rank && status == EPO_E_NOMEM));
+                  (c->rank != s->fail_rank && status == EPO_E_NOMEM) ||
+                  (apart && status == EPO_OK));
     EXPECT(c, c->rank != s->fail_rank || strstr(c->engine->error(), "node ") != NULL);
     /* Nothing is left that would keep the objects. */
     for (int b = 0; b < M; b++)
         for (int l = 0; l < L; l++)
             m->e->saved_release(m->step[b][l].saved);
-    free(close_model(m, false));
+    free(close_model(m, apart ? EITHER : BROKEN));
 }
 
 static void a_failing_node_ends_all(void) {
@@ -348,7 +355,7 @@ static void refused_rank(moe_rank *c) {
     EXPECT(c, run_pair(m, 0, -1) == EPO_OK); /* the group lives on */
     for (int l = 0; l < L; l++)
         c->engine->saved_release(m->step[0][l].saved);
-    free(close_model(m, true));
+    free(close_model(m, SOUND));
 }
 
 static void half_a_schedule_is_refused(void) {
