@@ -10,7 +10,7 @@ map=${1:-$top/docs/security.md}
 
 has_test() { # file name
     local path
-    path=$(find "$top/tests" -name "$1" -not -path '*/build*' | head -n 1)
+    path=$(find "$top/tests" -name "$1" | head -n 1)
     [ -n "$path" ] || return 1
     case $1 in
     *.bats) grep -qF "@test \"$2" "$path" ;;
