@@ -395,8 +395,9 @@ static void refusal_rank(moe_rank *c) {
     /* Not EPO_E_TIMEOUT: nobody has waited for the limit. */
     EXPECT(c, status == (!wrong ? EPO_E_PEER : kind == DESTROY_PLANS ? EPO_E_STATE : EPO_E_ARG));
     /* A slow rank may hear no more of the refusal, but of the destroy that comes next. */
-    EXPECT(c, wrong || strstr(e->error(), "rank 1 refused") != NULL ||
-                  (kind == DESTROY_PLANS && strstr(e->error(), "rank 1 in buffer_destroy") != NULL));
+    EXPECT(c,
+           wrong || strstr(e->error(), "rank 1 refused") != NULL ||
+               (kind == DESTROY_PLANS && strstr(e->error(), "rank 1 in buffer_destroy") != NULL));
     if (kind != BACKWARD_DY && kind != BACKWARD_LAYER && (kind != BACKWARD_SAVED || wrong))
         e->saved_release(saved);
     e->plan_release(plan);
