@@ -384,10 +384,10 @@ typedef struct moe_pass {
     bool holds;                  /* in place: weight gradients read the rows where they arrived */
     const void *own;             /* plan->own_stays: rows that do not go back */
     const float *own_weight;
-    bool beside;    /* another pass's experts run beside */
-    bool tail;      /* nothing runs beside the last chunk's way back */
-    bool chained;   /* part[chunk] tells of the chunk's rows, not `rows` */
-    moe_block wire; /* what dispatch sends, as it travels */
+    bool beside;          /* another pass's experts run beside */
+    bool tail;            /* nothing runs beside the last chunk's way back */
+    bool chained;         /* part[chunk] tells of the chunk's rows, not `rows` */
+    moe_block wire;       /* what dispatch sends, as it travels */
     moe_block wire_again; /* ... a second time */
 } moe_pass;
 
