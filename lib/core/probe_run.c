@@ -3,6 +3,7 @@
 #include "core/probe_run.h"
 
 #include "core/probe_record.h"
+#include "core/sanitized.h"
 #include "core/text.h"
 
 #include <errno.h>
@@ -25,13 +26,7 @@
 #define AFTER_KILL_MS 200 /* what is stuck in a file system does not end at once */
 
 /* A sanitizer's shadow memory needs all of the address space. */
-#if defined(__has_feature)
-#define HAS_FEATURE(name) __has_feature(name)
-#else
-#define HAS_FEATURE(name) 0
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) ||                               \
-    HAS_FEATURE(address_sanitizer) || HAS_FEATURE(thread_sanitizer)
+#if EPO_SANITIZED
 #define DATA_MAX RLIM_INFINITY
 #else
 #define DATA_MAX ((rlim_t)1 << 31)

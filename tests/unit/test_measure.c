@@ -6,25 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/sanitized.h"
 #include "measure/device.h"
 #include "measure/narrow.h"
 #include "measure/recorded.h"
 #include "measure/rng.h"
 #include "measure/rows.h"
 #include "measure/spread.h"
-
-/* A sanitizer ends a program that asks for more than it can map. */
-#if defined(__has_feature)
-#define HAS_FEATURE(name) __has_feature(name)
-#else
-#define HAS_FEATURE(name) 0
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) ||                               \
-    HAS_FEATURE(address_sanitizer) || HAS_FEATURE(thread_sanitizer)
-#define SANITIZED 1
-#else
-#define SANITIZED 0
-#endif
 
 static void rows_against_counting(void) {
     for (uint64_t seed = 0; seed < 200; seed++) {
@@ -156,7 +144,7 @@ static void host_device(void) {
     measure_device_free(&d, memory);
     memory = NULL;
     CU_ASSERT_EQUAL(measure_device_alloc(&d, UINT64_MAX - 3, &memory), EPO_E_NOMEM);
-    if (SANITIZED)
+    if (EPO_SANITIZED) /* which ends a program that asks for more than it can map */
         printf("left out: 2^60 bytes, which ends a sanitizer's program ");
     else
         CU_ASSERT_EQUAL(measure_device_alloc(&d, UINT64_C(1) << 60, &memory), EPO_E_NOMEM);
