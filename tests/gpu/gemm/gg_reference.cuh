@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * gg_reference.cuh - the plain reference of the grouped GEMM tests: one thread per
- * output element, fp64, from the same inputs; and the comparison with it.
+ * output element, fp64, from the same inputs; the comparison with it; and CHECK, for CUDA's
+ * own calls.
  */
 #ifndef EPO_TESTS_GPU_GEMM_GG_REFERENCE_CUH
 #define EPO_TESTS_GPU_GEMM_GG_REFERENCE_CUH
@@ -9,8 +10,22 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 
 #include "backend/cuda/gemm/grouped_gemm.h"
+
+extern "C" const char *epo_fail_text(void); /* core/status.h */
+
+#define CHECK(call)                                                                                \
+    do {                                                                                           \
+        cudaError_t check_err = (call);                                                            \
+        if (check_err != cudaSuccess) {                                                            \
+            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call,                          \
+                    cudaGetErrorString(check_err));                                                \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
 
 namespace ref {
 

@@ -17,17 +17,6 @@
 #include "backend/cuda/kernels.h"
 #include "gg_reference.cuh"
 
-extern "C" const char *epo_fail_text(void); /* core/status.h */
-
-#define CHECK(call)                                                                                \
-    do {                                                                                           \
-        cudaError_t check_err = (call);                                                            \
-        if (check_err != cudaSuccess) {                                                            \
-            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call,                          \
-                    cudaGetErrorString(check_err));                                                \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 #define MUST(call)                                                                                 \
     do {                                                                                           \
         if ((call) != EPO_OK) {                                                                    \

@@ -13,18 +13,6 @@
 
 #include "gg_reference.cuh"
 
-extern "C" const char *epo_fail_text(void); /* core/status.h */
-
-#define CHECK(call)                                                                                \
-    do {                                                                                           \
-        cudaError_t check_err = (call);                                                            \
-        if (check_err != cudaSuccess) {                                                            \
-            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call,                          \
-                    cudaGetErrorString(check_err));                                                \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
-
 constexpr int kMaxExperts = 24;
 constexpr int kMaxRows = 2304;
 constexpr int kMaxDim = 640;
