@@ -5,9 +5,28 @@
 #include <stddef.h>
 #include <string.h>
 
-/* First and last chunk of rank d that use the token; false: none does.  Chunks grow
- * with experts, so two divisions do for all slots. */
-static bool token_chunks(const epo_route_shape *s, const int32_t *e, int d, int *first, int *last) {
+/* Ranks word*64 .. word*64+63 that own an expert of the token, one bit each, so that what
+ * a token costs depends on its slots, not on how many ranks there are. */
+static uint64_t token_ranks(const epo_route_shape *s, const int32_t *e, int word) {
+    const uint32_t local = (uint32_t)epo_route_local(s), from = (uint32_t)word * 64;
+    uint64_t ranks = 0;
+    for (int k = 0; k < s->top_k; k++) {
+        const uint32_t rank = (uint32_t)e[k] / local - from; /* e == -1: far beyond */
+        ranks |= e[k] >= 0 && rank < 64 ? UINT64_C(1) << rank : 0;
+    }
+    return ranks;
+}
+static int rank_words(const epo_route_shape *s) { return (s->ranks + 63) / 64; }
+/* Takes the lowest rank out of the word's. */
+static int ranks_next(uint64_t *ranks, int word) {
+    const int rank = word * 64 + __builtin_ctzll(*ranks);
+    *ranks &= *ranks - 1;
+    return rank;
+}
+
+/* First and last chunk of rank d, which owns one of the token's experts, that use it.
+ * Chunks grow with experts, so two divisions do for all slots. */
+static void token_chunks(const epo_route_shape *s, const int32_t *e, int d, int *first, int *last) {
     int32_t local = epo_route_local(s), from = d * local, low = local, high = -1;
     for (int k = 0; k < s->top_k; k++) {
         /* Without branches: which slots are here is anybody's guess. */
@@ -16,11 +35,8 @@ static bool token_chunks(const epo_route_shape *s, const int32_t *e, int d, int 
         low = up < low ? up : low;
         high = down > high ? down : high;
     }
-    if (high < 0)
-        return false;
     *first = epo_route_chunk_of(s, low);
     *last = epo_route_chunk_of(s, high);
-    return true;
 }
 
 /* of[R][n+1] holds counts at [r][c+1]; makes prefix sums and copies them, shifted
@@ -42,12 +58,17 @@ static void count_chunks(const epo_route_shape *s, const int32_t *experts, int t
     size_t row = (size_t)s->chunks + 1;
     memset(first_of, 0, (size_t)s->ranks * row * sizeof *first_of);
     memset(last_of, 0, (size_t)s->ranks * row * sizeof *last_of);
-    for (int t = 0; t < tokens; t++)
-        for (int d = 0, f, l; d < s->ranks; d++)
-            if (token_chunks(s, experts + (size_t)t * (size_t)s->top_k, d, &f, &l)) {
+    for (int t = 0; t < tokens; t++) {
+        const int32_t *e = experts + (size_t)t * (size_t)s->top_k;
+        for (int word = 0; word < rank_words(s); word++)
+            for (uint64_t ranks = token_ranks(s, e, word); ranks != 0;) {
+                const int d = ranks_next(&ranks, word);
+                int f, l;
+                token_chunks(s, e, d, &f, &l);
                 first_of[(size_t)d * row + (size_t)f + 1]++;
                 last_of[(size_t)d * row + (size_t)l + 1]++;
             }
+    }
 }
 
 /* One row: token t goes to rank d as meta row m and comes back as row `back`. */
@@ -66,29 +87,45 @@ static void place_meta(const epo_route_shape *s, const int32_t *e, int t, int d,
     }
 }
 
+/* Next rows, [R][n] to each chunk and back from it, and meta rows, [R]. */
+typedef struct send_cursor {
+    uint32_t *send, *back, *meta;
+} send_cursor;
+
+/* Token t to the word's ranks; how many of `sum` are used then. */
+static int place_token(const epo_route_shape *s, const int32_t *e, int t, int word, int used,
+                       const send_cursor *at, const epo_route_flex_send *out) {
+    int32_t *sum = out->sum + (size_t)t * (size_t)out->width;
+    const size_t n = (size_t)s->chunks;
+    for (uint64_t ranks = token_ranks(s, e, word); ranks != 0;) {
+        const int d = ranks_next(&ranks, word);
+        int first, last;
+        token_chunks(s, e, d, &first, &last);
+        const uint32_t returned = at->back[(size_t)d * n + (size_t)last]++;
+        out->token[at->send[(size_t)d * n + (size_t)first]++] = t;
+        sum[used++] = (int32_t)returned;
+        place_meta(s, e, t, d, at->meta[d]++, returned, out);
+    }
+    return used;
+}
+
 void epo_route_flex_make_send(const epo_route_shape *s, const int32_t *experts, int tokens,
                               uint32_t *cursor, epo_route_flex_send *out) {
     size_t n = (size_t)s->chunks, blocks = (size_t)s->ranks * n;
-    uint32_t *send = cursor, *back = cursor + blocks, *meta = cursor + 2 * blocks;
+    const send_cursor at = {cursor, cursor + blocks, cursor + 2 * blocks};
     count_chunks(s, experts, tokens, out->first_of, out->last_of);
-    prefix(s, out->first_of, out->rank_first, send);
-    prefix(s, out->last_of, out->rank_first, back);
+    prefix(s, out->first_of, out->rank_first, at.send);
+    prefix(s, out->last_of, out->rank_first, at.back);
     for (int d = 0; d < s->ranks; d++)
-        meta[d] = (uint32_t)out->rank_first[d];
+        at.meta[d] = (uint32_t)out->rank_first[d];
     for (int t = 0; t < tokens; t++) {
         const int32_t *e = experts + (size_t)t * (size_t)s->top_k;
         int32_t *sum = out->sum + (size_t)t * (size_t)out->width;
-        int used = 0, first, last;
+        int used = 0;
         for (int k = 0; k < s->top_k; k++)
             out->weight[(size_t)t * (size_t)s->top_k + (size_t)k] = -1;
-        for (int d = 0; d < s->ranks; d++) {
-            if (!token_chunks(s, e, d, &first, &last))
-                continue;
-            uint32_t returned = back[(size_t)d * n + (size_t)last]++;
-            out->token[send[(size_t)d * n + (size_t)first]++] = t;
-            sum[used++] = (int32_t)returned;
-            place_meta(s, e, t, d, meta[d]++, returned, out);
-        }
+        for (int word = 0; word < rank_words(s); word++)
+            used = place_token(s, e, t, word, used, &at, out);
         while (used < out->width)
             sum[used++] = -1;
     }

@@ -23,6 +23,8 @@ typedef struct flex_maps {
 /* CPU arrays that only the making needs. */
 typedef struct flex_scratch {
     uint64_t *send_block, *recv_block; /* [R]: first row of each rank's block */
+    uint64_t *there, *home;            /* [R]: of this rank's block in each rank's window, and in
+                                        * what goes back to it */
     uint32_t *send_first, *send_last;  /* [R][n+1] */
     uint32_t *recv_first, *recv_last;
     uint32_t *source_rows;              /* [R] */
@@ -38,6 +40,8 @@ static void carve(moe_carver *c, const moe_making *m, uint64_t received, flex_sc
     uint64_t ranks = (uint64_t)m->shape.ranks, n = (uint64_t)m->shape.chunks;
     f->send_block = moe_carve(c, ranks, sizeof *f->send_block);
     f->recv_block = moe_carve(c, ranks, sizeof *f->recv_block);
+    f->there = moe_carve(c, ranks, sizeof *f->there);
+    f->home = moe_carve(c, ranks, sizeof *f->home);
     f->send_first = moe_carve(c, ranks * (n + 1), sizeof *f->send_first);
     f->send_last = moe_carve(c, ranks * (n + 1), sizeof *f->send_last);
     f->recv_first = moe_carve(c, ranks * (n + 1), sizeof *f->recv_first);
@@ -110,7 +114,7 @@ static epo_status send_meta(const moe_making *m, const flex_scratch *f, const in
     for (int i = 0; i < ranks; i++) {
         int peer = (rank + 1 + i) % ranks;
         uint64_t out = rows_between(m, rank, peer) * k, in = rows_between(m, peer, rank) * k;
-        uint64_t from = f->send_block[peer] * k, to = window_block(m, rank, peer) * k;
+        uint64_t from = f->send_block[peer] * k, to = f->there[peer] * k;
         uint64_t at = f->recv_block[peer] * k;
         f->segments[n] = (epo_segment){.peer = peer,
                                        .src = expert + from,
@@ -207,17 +211,16 @@ static void add_chunk(const moe_making *m, const flex_scratch *f, int peer, int 
                       const int32_t *token, int *n) {
     epo_plan *p = m->plan;
     size_t at = (size_t)peer * ((size_t)p->chunks + 1) + (size_t)c;
-    int rank = p->buffer->group->rank;
     uint64_t out = f->send_first[at], in = f->recv_first[at];
     uint64_t home = f->recv_last[at], back = f->send_last[at];
     add(p->dispatch.send, &n[0],
-        (moe_piece){peer, token + f->send_block[peer] + out, 0, window_block(m, rank, peer) + out,
+        (moe_piece){peer, token + f->send_block[peer] + out, 0, f->there[peer] + out,
                     f->send_first[at + 1] - out});
     add(p->dispatch.recv, &n[1],
         (moe_piece){peer, NULL, 0, f->recv_block[peer] + in, f->recv_first[at + 1] - in});
     add(p->combine.send, &n[2],
         (moe_piece){peer, NULL, f->back_first[(size_t)c * (size_t)m->shape.ranks + (size_t)peer],
-                    back_block(m, peer, rank) + home, f->recv_last[at + 1] - home});
+                    f->home[peer] + home, f->recv_last[at + 1] - home});
     add(p->combine.recv, &n[3],
         (moe_piece){peer, NULL, 0, f->send_block[peer] + back, f->send_last[at + 1] - back});
 }
@@ -351,12 +354,11 @@ static epo_status send_on_device(const moe_making *m, const flex_scratch *f, con
     for (int i = 0; i < ranks; i++) {
         int peer = (rank + 1 + i) % ranks;
         uint64_t rows = rows_between(m, rank, peer), in = rows_between(m, peer, rank);
-        f->segments[i] =
-            (epo_segment){.peer = peer,
-                          .src = meta + f->send_block[peer] * bytes,
-                          .dst_offset = b->meta_rows + window_block(m, rank, peer) * bytes,
-                          .rows = rows,
-                          .row_bytes = bytes};
+        f->segments[i] = (epo_segment){.peer = peer,
+                                       .src = meta + f->send_block[peer] * bytes,
+                                       .dst_offset = b->meta_rows + f->there[peer] * bytes,
+                                       .rows = rows,
+                                       .row_bytes = bytes};
         f->arrivals[i] =
             (epo_arrival){peer, b->meta_rows + f->recv_block[peer] * bytes, in * bytes};
     }
@@ -421,6 +423,8 @@ epo_status moe_flex_make(moe_making *m) {
     for (int r = 0; r < ranks; r++) {
         f.send_block[r] = back_block(m, rank, r);
         f.recv_block[r] = window_block(m, r, rank);
+        f.there[r] = window_block(m, rank, r);
+        f.home[r] = back_block(m, r, rank);
         f.source_rows[r] = rows_between(m, r, rank);
     }
     reserve(&p->arena, m, sent, received, &at);

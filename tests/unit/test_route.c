@@ -485,6 +485,62 @@ static void random_routings(void) {
     }
 }
 
+/* A token's first or last chunk on rank d; -1: none. */
+static int chunk_by_definition(const epo_route_shape *s, const int32_t *e, int d, bool last) {
+    int found = -1;
+    for (int k = 0; k < s->top_k; k++)
+        if (e[k] >= 0 && e[k] / 2 == d) { /* two experts, two chunks */
+            const int c = e[k] % 2;
+            found = found < 0 ? c : (last ? c > found : c < found) ? c : found;
+        }
+    return found;
+}
+
+/* Sending maps where a token's ranks need more than one word. */
+static void sends_to_many_ranks(int ranks, uint64_t *state) {
+    enum { MANY = 200, T = 30, K = 6 };
+    static int32_t experts[T * K], token[T * K], sum[T * K], weight[T * K], meta[2][T * K * K];
+    static uint32_t first_of[MANY * 3], last_of[MANY * 3], cursor[3 * MANY * 2];
+    static uint64_t rank_first[MANY];
+    const epo_route_shape s = {
+        .ranks = ranks, .experts = 2 * ranks, .top_k = K, .chunks = 2, .align = 1};
+    int32_t want_token[T * K], want_sum[T * K], used[T] = {0};
+    uint64_t rows = 0;
+    for (int i = 0; i < T * K; i++)
+        experts[i] = (int32_t)(moe_random(state) % (uint32_t)(2 * ranks + 1)) - 1;
+    memset(want_sum, 0xff, sizeof want_sum);
+    for (int d = 0; d < ranks; d++) {
+        uint64_t back = rank_first[d] = rows;
+        for (int c = 0; c < 2; c++)
+            for (int t = 0; t < T; t++) {
+                if (chunk_by_definition(&s, experts + t * K, d, false) == c)
+                    want_token[rows++] = t;
+                if (chunk_by_definition(&s, experts + t * K, d, true) == c)
+                    want_sum[t * K + used[t]++] = (int32_t)back++;
+            }
+    }
+    epo_route_flex_send out = {.rank_first = rank_first,
+                               .first_of = first_of,
+                               .last_of = last_of,
+                               .token = token,
+                               .meta_expert = meta[0],
+                               .meta_slot = meta[1],
+                               .sum = sum,
+                               .width = K,
+                               .weight = weight};
+    epo_route_flex_make_send(&s, experts, T, cursor, &out);
+    CU_ASSERT_EQUAL(memcmp(token, want_token, rows * sizeof *token), 0);
+    CU_ASSERT_EQUAL(memcmp(sum, want_sum, sizeof sum), 0);
+}
+
+static void many_ranks(void) {
+    static const int ranks[] = {1, 63, 64, 65, 128, 129, 200};
+    uint64_t state = seed_of();
+    for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++)
+        for (int again = 0; again < 20; again++)
+            sends_to_many_ranks(ranks[i], &state);
+}
+
 static void index_out_of_range_is_found(void) {
     epo_route_shape s = {.ranks = 2, .experts = 64, .top_k = 4, .chunks = 1, .align = 16};
     int64_t experts[] = {0, 63, -1, 5, 1, 2, 3, 64, -2, 0, 0, 0};
@@ -530,6 +586,7 @@ int main(void) {
     const CU_TestInfo tests[] = {
         {"half chunks at the ends", chunks_taper},
         {"random routings go where they should, and back", random_routings},
+        {"a token among more than 64 ranks", many_ranks},
         {"an index out of range is found", index_out_of_range_is_found},
         {"meta that does not fit the counts is found", meta_that_does_not_fit_is_found},
         {"impossible meta writes nothing", impossible_meta_writes_nothing},
