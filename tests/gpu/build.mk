@@ -24,9 +24,9 @@ CU_FILES := $(wildcard lib/backend/cuda/*.cu lib/backend/cuda/gemm/*.cu)
 OBJECTS := $(C_FILES:%.c=$(O)/%.o) $(CU_FILES:%.cu=$(O)/%.cu.o)
 PROGRAMS := units layer bench features
 BENCH := bench bench_cpu bench_ffn bench_report
-HEADERS := $(wildcard lib/*/*.h lib/backend/*/*.h lib/backend/cuda/*.cuh lib/backend/cuda/gemm/*.h lib/backend/cuda/gemm/*.cuh tests/gpu/*.h)
+HEADERS := $(wildcard lib/*/*.h lib/backend/*/*.h lib/backend/cuda/*.cuh lib/backend/cuda/gemm/*.h lib/backend/cuda/gemm/*.cuh tests/gpu/*.h tests/fault/*.h)
 
-all: $(PROGRAMS:%=$(O)/%) $(O)/bench_flex $(O)/engine_cuda.so
+all: $(PROGRAMS:%=$(O)/%) $(O)/bench_flex $(O)/fault $(O)/engine_cuda.so
 
 $(O)/config.h: configure.ac
 	@mkdir -p $(@D)
@@ -52,6 +52,10 @@ $(O)/bench: $(BENCH:%=$(O)/tests/gpu/%.o) $(O)/engine.a
 # Kernels alone: nothing of the engine.
 FLEX := flex_fp8 flex_plan flex_rows flex_segments flex_sum kernels
 $(O)/bench_flex: $(O)/tests/gpu/bench_flex.o $(O)/tests/gpu/flex_side.o $(O)/tests/gpu/flex_check.o $(FLEX:%=$(O)/lib/backend/cuda/%.cu.o) $(O)/lib/backend/route.o $(O)/lib/backend/route_flex.o
+	$(CC) -pthread -o $@ $^ $(LIBS)
+# One rank is struck, the others have to end well (tests/fault/run.sh).
+FAULT := fault judge watch strike job device_cuda
+$(O)/fault: $(FAULT:%=$(O)/tests/fault/%.o) $(O)/engine.a
 	$(CC) -pthread -o $@ $^ $(LIBS)
 include tests/gpu/tools.mk
 .PHONY: all

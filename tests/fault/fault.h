@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fault.h - what a fault test is made of: a small training job of a few ranks (job.c),
+ * the moments of it at which one rank, the victim, is struck, what strikes it
+ * (strike.c), and the judge that watches from outside (fault.c).
+ *
+ * The engine is the one that is linked in, unchanged.  A moment is reached by the job's own
+ * code: before a call, in the experts (a function of the job's), or between two of these
+ * while rows are on a link that is made slow (host: EP_OVERLAP_HOST_LINK, CUDA: a host
+ * function in the stream).
+ */
+#ifndef EPO_TESTS_FAULT_H
+#define EPO_TESTS_FAULT_H
+
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "backend/engine.h"
+
+enum { FAULT_RANKS = 4, VICTIM = 1, TEXT = 512 };
+
+/* Where the victim is when it is struck. */
+typedef enum phase {
+    PHASE_GROUP,   /* it never comes to make the group */
+    PHASE_MEETING, /* it has come, another has not yet */
+    PHASE_BUFFER,
+    PHASE_PLAN,
+    PHASE_DISPATCH,
+    PHASE_COMBINE,
+    PHASE_FORWARD_DISPATCH,
+    PHASE_FORWARD_EXPERTS,
+    PHASE_FORWARD_COMBINE,
+    PHASE_BACKWARD_DISPATCH,
+    PHASE_BACKWARD_EXPERTS,
+    PHASE_BACKWARD_COMBINE,
+    PHASE_WGRAD, /* in a delayed weight gradient, inside the flush */
+    PHASE_FLUSH,
+    PHASE_BARRIER,
+    PHASE_SUM,
+    PHASE_DESTROY,
+    PHASES
+} phase;
+
+typedef enum strike_kind {
+    NOTHING,
+    KILLED,  /* SIGKILL */
+    STOPPED, /* SIGSTOP, for good */
+    SLOW,    /* SIGSTOP, goes on within the limit: nothing may fail */
+    LATE,    /* SIGSTOP, goes on after the limit */
+    TWISTED  /* does something else than the others */
+} strike_kind;
+
+/* What a TWISTED victim does. */
+typedef enum twist {
+    TWIST_NONE,
+    TWIST_RANKS,      /* a group of another size */
+    TWIST_DISPATCHER, /* another dispatcher */
+    TWIST_CHUNKS,
+    TWIST_HIDDEN, /* a buffer of other shapes */
+    TWIST_TYPE,
+    TWIST_MAX_TOKENS, /* more rows than memory holds: all ranks do that */
+    TWIST_TOP_K,      /* a plan of another top_k */
+    TWIST_TOKENS,     /* of more tokens than the buffer has room for */
+    TWIST_INDEX,      /* of an expert that does not exist */
+    TWIST_NULL,       /* forward without rows */
+    TWIST_ORDER,      /* combine where the others dispatch */
+    TWIST_SKIP,       /* no forward: it goes on to the backward call */
+    TWIST_BARRIER,    /* a barrier where the others are in forward */
+    TWIST_EXPERTS,    /* its experts fail in forward */
+    TWIST_DGRAD,
+    TWIST_WGRAD,
+    TWIST_LEAVE, /* gives everything back after the forward call */
+    TWIST_ALLOC, /* its memory (the caller's) ends during the forward call */
+    TWIST_FULL,  /* its device's memory is full before the buffer is made */
+    TWISTS
+} twist;
+
+typedef struct fault_case {
+    strike_kind kind;
+    phase phase;
+    twist twist;
+    int ranks;
+    double limit_s; /* of the group */
+    bool apart;     /* this process has namespaces of its own, so that names can be counted */
+} fault_case;
+
+/* In memory that the judge and the ranks share. */
+typedef struct board {
+    fault_case c;
+    _Atomic int64_t struck_ns; /* 0: not yet */
+    struct {
+        pid_t pid;
+        int status;    /* epo_status */
+        char call[24]; /* that failed */
+        char text[TEXT];
+    } rank[FAULT_RANKS];
+} board;
+
+int64_t now_ns(void);
+/* "dispatch"; NULL: no such one. */
+const char *phase_name(int phase);
+const char *twist_name(int twist);
+const char *kind_name(int kind);
+
+/* What the judge knows of the ranks. */
+typedef struct watch {
+    board *b;
+    int err[FAULT_RANKS]; /* what each writes to stderr */
+    int exit[FAULT_RANKS];
+    int64_t end_ns[FAULT_RANKS];
+    bool ended[FAULT_RANKS];
+} watch;
+
+/* ---- watch.c ---- */
+
+/* Runs the job; false: somebody had to be ended. */
+bool watch_run(watch *w, const fault_case *c);
+void watch_end(watch *w);
+
+/* ---- judge.c ---- */
+
+/* NULL: all ended as they had to; else what is wrong, and whose it is. */
+const char *judge_ranks(const watch *w, int *rank);
+/* A line of a survivor's, or of the victim's where nobody else has one. */
+void judge_line(const watch *w, char *text, size_t size);
+/* From the strike to the last survivor's end. */
+int judge_ms(const watch *w);
+/* Processes, and where names are nobody else's: sockets and files.  True: nothing. */
+bool judge_left(const watch *w, char *text, size_t size);
+
+/* ---- strike.c ---- */
+
+/* The victim is at `p`: if this is the moment, it is struck, now or in `after_ms`. */
+void strike_at(board *b, int rank, phase p, int after_ms);
+/* Notes when that was. */
+bool is_twisted(board *b, int rank, twist t);
+
+/* ---- job.c ---- */
+
+/* What a rank's process does; its exit status: 0, 1 an error was reported, 2 wrong
+ * numbers. */
+int job_run(board *b, int rank);
+
+/* ---- device_host.c, device_cuda.c ---- */
+
+extern const char device_name[];
+bool device_is_host(void);
+/* The rank's stream, NULL with the host engine. */
+epo_stream device_open(int rank);
+void device_close(epo_stream stream);
+void *device_new(uint64_t bytes);
+void device_free(void *p);
+void device_put(void *to, const void *from, uint64_t bytes);
+void device_take(void *to, const void *from, uint64_t bytes);
+/* In stream order. */
+void device_copy(epo_stream stream, void *to, const void *from, uint64_t bytes);
+void device_zero(epo_stream stream, void *to, uint64_t bytes);
+void device_call(epo_stream stream, void (*fn)(void *ctx), void *ctx);
+bool device_wait(epo_stream stream);
+/* Takes all of the device's memory but a little. */
+void device_fill(void);
+
+#endif

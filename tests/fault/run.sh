@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+usage() {
+    cat <<'END'
+run.sh [-q] [-g] [-k KINDS] [-j JOBS] [-n RANKS] [-l SECONDS] [-o TSV] [BUILD]
+
+One rank of a small training job is killed, stopped, slow, late or does something else than
+the others, in every phase; the others have to end within the limit, with status 1 and one
+line that names the rank and the phase, and leave nothing. One line a case, then the table.
+
+  -q            a few cases of each kind: what make check runs
+  -g            the CUDA engine: BUILD/fault of tests/gpu/build.mk (else BUILD/tests/fault/fault)
+  -k KINDS      of killed stopped slow late twisted (all), in this order
+  -j JOBS       cases at a time (2)
+  -n RANKS      of a job (3; CUDA 2)    -l SECONDS    limit of a group (2)
+  -o TSV        the cases, as fields
+END
+}
+quick=0 gpu=0 kinds='killed stopped slow late twisted' jobs=2 ranks='' limit=2 tsv=''
+while getopts qgk:j:n:l:o:h option; do
+    case $option in
+    q) quick=1 ;;
+    g) gpu=1 ;;
+    k) kinds=$OPTARG ;;
+    j) jobs=$OPTARG ;;
+    n) ranks=$OPTARG ;;
+    l) limit=$OPTARG ;;
+    o) tsv=$OPTARG ;;
+    h) usage && exit 0 ;;
+    *) usage >&2 && exit 2 ;;
+    esac
+done
+shift $((OPTIND - 1))
+build=${1:-${EPO_BUILD_DIR:-build}}
+if [ "$gpu" = 1 ]; then
+    program=$build/fault ranks=${ranks:-2} engine=cuda
+else
+    program=$build/tests/fault/fault ranks=${ranks:-3} engine=host
+fi
+[ -x "$program" ] || { echo "run.sh: no program $program: make it first" >&2 && exit 2; }
+work=$(mktemp -d) || exit 2
+trap 'rm -rf "$work"' EXIT
+
+# What the GPUs hold, in MB, once nothing of the tests runs on them any more.
+gpu_memory() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | tr '\n' ' '; }
+
+"$program" list >"$work/all" || exit 2
+for kind in $kinds; do
+    awk -F'\t' -v kind="$kind" '$1 == kind' "$work/all"
+done >"$work/cases"
+if [ "$quick" = 1 ]; then
+    grep -E '^(killed|stopped).*(group creation|forward: |flush$)|^slow.*(backward: experts)|^late.*backward: combine|^twisted.*(shapes|top-k|order|fail)' \
+        "$work/cases" >"$work/quick"
+    mv "$work/quick" "$work/cases"
+fi
+if [ "$gpu" = 1 ]; then before=$(gpu_memory); fi
+begin=$SECONDS
+export program ranks limit work
+# shellcheck disable=SC2016 # the inner shell expands it
+tr '\n' '\0' <"$work/cases" | xargs -0 -P "$jobs" -I '{}' bash -c '
+    IFS=$(printf "\t") read -r kind what <<<"$1"
+    timeout -k 2 100 "$program" -n "$ranks" -l "$limit" "$kind" "$what" >"$work/out.$$" 2>&1
+    status=$?
+    cat "$work/out.$$" >>"$work/table"
+    cat "$work/out.$$"
+    [ "$status" = 0 ] || [ "$status" = 1 ] ||
+        printf "%s\t%s\t%s\tFAIL\t-\t-\t-\tstatus %s\n" '"$engine"' "$kind" "$what" "$status" | tee -a "$work/table"' run '{}'
+failed=$(grep -c '	FAIL	' "$work/table")
+passed=$(grep -c '	ok	' "$work/table")
+echo "$engine: $passed of $(wc -l <"$work/cases") cases as they have to be, $failed not, in $((SECONDS - begin)) s"
+if [ "$gpu" = 1 ]; then
+    after=$(gpu_memory)
+    for _ in 1 2 3 4 5; do
+        [ "$after" = "$before" ] && break
+        sleep 0.4
+        after=$(gpu_memory)
+    done
+    echo "memory of the GPUs before and after, MB: $before, $after"
+    [ "$after" = "$before" ] || failed=$((failed + 1))
+fi
+[ -z "$tsv" ] || grep -v '^#' "$work/table" >"$tsv"
+[ "$passed" = "$(wc -l <"$work/cases")" ] && [ "$failed" = 0 ]
