@@ -177,3 +177,18 @@ END
     run bash -c "timeout 60 '$tool' bench --engine host --tokens 8 --hidden 8 --ffn 8 --experts 4 --repeat 1 >/dev/full"
     [ "$status" = 5 ]
 }
+
+@test "bench: the cost model reads its reports" {
+    local made=() ranks tokens
+    for ranks in 1 2; do
+        for tokens in 24 96; do
+            timeout 60 "$tool" bench "${quick[@]}" --ranks "$ranks" --tokens "$tokens" --json |
+                sed 's/"ranks_share": true/"ranks_share": false/' >"$BATS_TEST_TMPDIR/$ranks-$tokens.json"
+            made+=("$BATS_TEST_TMPDIR/$ranks-$tokens.json")
+        done
+    done
+    run env PYTHONDONTWRITEBYTECODE=1 python3 "$EPO_SRC_DIR/tests/bench/model.py" fit "${made[@]}"
+    echo "$output"
+    [ "$status" = 0 ]
+    grep -q '^fitted: 16 times' <<<"$output"
+}
