@@ -20,14 +20,25 @@ static bool dy_stays(const epo_layer *l, bool in_place) {
     return in_place && moe_layer_trains(l) && !l->group->delay_wgrad && !moe_saved_again(l);
 }
 
+/* flex: what goes back. */
+static moe_sizes return_sizes(const epo_plan *plan) {
+    const uint64_t k = (uint64_t)plan->top_k;
+    moe_sizes s = {0};
+    if (plan->back == NULL)
+        return s;
+    s.back = moe_plan_sums(plan) ? 0 : bytes_of(plan->back_rows, plan->buffer->row_bytes);
+    s.back_weight = bytes_of(plan->back_rows, k * sizeof(float));
+    return s;
+}
+
 moe_sizes moe_layer_sizes(const epo_layer *l, const epo_plan *plan, bool keep) {
     const epo_layer_config *c = &l->config;
-    uint64_t size = moe_type_size(c->type), rows = plan->rows, k = (uint64_t)plan->top_k;
+    uint64_t size = moe_type_size(c->type), rows = plan->rows;
     uint64_t wide = (uint64_t)c->hidden * size, high = (uint64_t)c->ffn * size;
-    bool custom = c->expert != NULL, flex = plan->back != NULL;
+    bool custom = c->expert != NULL;
     bool in_place = moe_plan_in_place(plan) && !custom;
     bool wanted = keep && moe_layer_trains(l);
-    moe_sizes s = {0};
+    moe_sizes s = return_sizes(plan);
     if (wanted || !in_place)
         s.x = bytes_of(rows, wide);
     /* A caller's experts read x for their own dgrad, too. */
@@ -39,11 +50,9 @@ moe_sizes moe_layer_sizes(const epo_layer *l, const epo_plan *plan, bool keep) {
     s.h = custom ? 0 : bytes_of(rows, 2 * high);
     s.a = custom ? 0 : bytes_of(rows, high);
     s.out = bytes_of(rows, wide);
-    s.back = flex && !moe_plan_sums(plan) ? bytes_of(plan->back_rows, wide) : 0;
     s.wire = moe_buffer_wire(plan->buffer) > 0
                  ? bytes_of((uint64_t)plan->tokens, plan->buffer->wire_bytes)
                  : 0;
-    s.back_weight = flex ? bytes_of(plan->back_rows, k * sizeof(float)) : 0;
     s.dy = (moe_layer_trains(l) || !in_place) && !dy_stays(l, in_place) ? bytes_of(rows, wide) : 0;
     s.x_again = wanted && !s.x_stays ? bytes_of(rows, wide) : 0;
     s.dweight = bytes_of(rows, sizeof(float));
@@ -84,6 +93,21 @@ static void get(moe_pass *p, uint64_t bytes, moe_block *out) {
         p->status = moe_pool_get(p->group, bytes, out);
 }
 
+/* Before anything of the pass is under way, as all its memory: on a GPU, memory that is asked
+ * for while a peer waits for this rank's rows may itself have to wait for the peer. */
+static void return_blocks(moe_pass *p, const moe_sizes *s) {
+    if (p->plan->back == NULL)
+        return;
+    get(p, s->back, &p->back);
+    get(p, s->back_weight, &p->back_weight);
+}
+
+void moe_return_memory(moe_pass *p) {
+    const epo_plan *plan = p->plan;
+    const moe_sizes s = return_sizes(plan);
+    return_blocks(p, &s);
+}
+
 void moe_forward_memory(moe_pass *p, const epo_layer *layer, epo_saved *saved, bool keep,
                         moe_forward_blocks *b) {
     p->custom = layer->config.expert != NULL;
@@ -95,6 +119,7 @@ void moe_forward_memory(moe_pass *p, const epo_layer *layer, epo_saved *saved, b
     get(p, s.h, &saved->h);
     get(p, s.a, &b->a);
     get(p, s.out, &b->out);
+    return_blocks(p, &s);
     p->tokens = saved->tokens.ptr;
 }
 
@@ -125,6 +150,7 @@ moe_wgrad *moe_backward_memory(moe_pass *p, epo_layer *layer, epo_saved *saved, 
     get(p, s.dweight, dweight);
     if (s.x_again > 0)
         get(p, s.x_again, &w->x);
+    return_blocks(p, &s);
     return w;
 }
 

@@ -496,6 +496,8 @@ typedef struct moe_forward_blocks {
 } moe_forward_blocks;
 void moe_forward_memory(moe_pass *p, const epo_layer *layer, epo_saved *saved, bool keep,
                         moe_forward_blocks *b);
+/* A pass that only returns rows: what moe_pass_return needs. */
+void moe_return_memory(moe_pass *p);
 void moe_forward_blocks_put(epo_group *g, moe_forward_blocks *b);
 /* Takes saved's blocks over; NULL: it failed, and so did the pass. */
 moe_wgrad *moe_backward_memory(moe_pass *p, epo_layer *layer, epo_saved *saved, moe_block *out,

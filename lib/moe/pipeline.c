@@ -380,11 +380,6 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
     moe_slot *slot = &b->combine;
     uint64_t k = (uint64_t)p->plan->top_k;
     bool flex = p->plan->back != NULL, sums = moe_plan_sums(p->plan), last = chunk == p->chunks - 1;
-    if (flex && chunk == 0) {
-        if (!sums)
-            moe_pass_get(p, p->plan->back_rows, b->row_bytes, &p->back);
-        moe_pass_get(p, p->plan->back_rows * k, sizeof(float), &p->back_weight);
-    }
     if (flex && p->status == EPO_OK)
         sum_back(p, chunk, rows, row_weight);
     p->own = rows;
@@ -543,6 +538,7 @@ epo_status moe_combine(epo_plan *plan, const void *rows, void *y, const float *r
         return status;
     moe_pass p;
     moe_pass_begin(&p, plan, 1, stream);
+    moe_return_memory(&p);
     /* A rank without rows has no row_dweights and may still receive some. */
     moe_pass_return(&p, 0, rows,
                     row_dweights == NULL && dweights != NULL ? plan->weight : row_dweights);
