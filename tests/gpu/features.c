@@ -4,84 +4,18 @@
  * layers, bit for bit: groups from a communicator, several groups in one step, two
  * micro-batches node by node.  And what a peer that never comes leaves: NaN.
  *
- *   features [NAME...]     late comm groups saved capture tp own overflow schedule control
+ *   features [e4m3] [NAME...]     late comm groups saved capture tp own overflow schedule
+ *                                 control
+ *
+ * e4m3: everything by flex, with e4m3 on the wire.
  */
 #include "features.h"
 
 #include <dlfcn.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-/* ---- cases ---- */
-
-static ref_case some_case(uint64_t seed, int ranks, epo_dtype type) {
-    return (ref_case){.seed = seed,
-                      .ranks = ranks,
-                      .experts = 4 * ranks,
-                      .hidden = 96,
-                      .ffn = 48,
-                      .top_k = 3,
-                      .tokens = 70,
-                      .type = type,
-                      .wgrad_type = EPO_F32,
-                      .routing = REF_UNEVEN,
-                      .microbatches = 1,
-                      .capacity = -1};
-}
-
-static rank_job some_job(const ref_case *c, int rank, int i) {
-    rank_job j = {.engine = epo_engine_entry(EPO_ENGINE_ABI), .c = *c, .rank = rank};
-    j.config = (epo_group_config)EPO_GROUP_CONFIG_INIT;
-    j.config.engine = EPO_ENGINE_CUDA;
-    j.config.overlap = i / 2 > 0 ? EPO_ON : EPO_OFF;
-    j.config.delay_wgrad = i / 2 > 1 ? EPO_ON : EPO_OFF;
-    j.config.dispatcher = i % 2 ? EPO_DISPATCH_FLEX : EPO_DISPATCH_ALLTOALL;
-    j.config.chunks = i / 2 > 0 ? 2 : 1;
-    j.config.timeout_s = 20;
-    j.config.warn_s = 10;
-    return j;
-}
-
-/* Threads of one world; false, with a text, if one of them failed. */
-static bool run_world(rank_job *j, int n, char *text, size_t size) {
-    pthread_t thread[RANKS];
-    epo_world *world = NULL;
-    int devices = 1;
-    bool ok = true;
-    TEST_CUDA(cudaGetDeviceCount(&devices));
-    if (j->engine->world_create(n, &world) != EPO_OK)
-        return false;
-    for (int r = 0; r < n; r++) {
-        j[r].config.threads = world;
-        j[r].config.ranks = n;
-        if (j[r].config.members == NULL)
-            j[r].config.rank = j[r].rank;
-        j[r].device = j[r].config.rank % devices;
-        pthread_create(&thread[r], NULL, j[r].main != NULL ? j[r].main : rank_main, &j[r]);
-    }
-    for (int r = 0; r < n; r++) {
-        pthread_join(thread[r], NULL);
-        if (ok && j[r].status != EPO_OK)
-            snprintf(text, size, "%s", j[r].text);
-        ok = ok && j[r].status == EPO_OK;
-    }
-    j->engine->world_destroy(world);
-    return ok;
-}
-
-static void same_bits(const char *name, bool ok, const rank_job *a, const rank_job *b, int n,
-                      char *text, size_t size) {
-    for (int r = 0; r < n && ok; r++)
-        if (a[r].hash != b[r].hash) {
-            snprintf(text, size, "rank %d: other bits than the plain run:", r);
-            name_parts(&a[r], &b[r], text, size);
-            ok = false;
-        }
-    test_result(name, ok, ok ? "the same bits" : text);
-}
 
 /* The plain run twice: what the others are compared with must not vary. */
 static void test_control(void) {
@@ -91,7 +25,7 @@ static void test_control(void) {
         ref_case c = some_case(0x51 + (uint64_t)i, 2, i % 3 ? EPO_BF16 : EPO_F32);
         for (int r = 0; r < 2; r++)
             first[r] = second[r] = some_job(&c, r, i);
-        snprintf(name, sizeof name, "the plain run twice, %s %s", i % 2 ? "flex" : "alltoall",
+        snprintf(name, sizeof name, "the plain run twice, %s %s", dispatcher_name(i),
                  i / 2 == 0   ? "serial"
                  : i / 2 == 1 ? "overlapped"
                               : "delayed");
@@ -109,7 +43,7 @@ static void test_schedule(void) {
             plain[r] = side[r] = some_job(&c, r, i);
             side[r].scheduled = true;
         }
-        snprintf(name, sizeof name, "schedule %s %s", i % 2 ? "flex" : "alltoall",
+        snprintf(name, sizeof name, "schedule %s %s", dispatcher_name(i),
                  i / 2 == 0   ? "serial"
                  : i / 2 == 1 ? "overlapped"
                               : "delayed");
@@ -124,15 +58,14 @@ static void test_saved(void) {
         char name[96], text[256] = "";
         rank_job plain[2], other[2];
         ref_case c = some_case(0xb1 + (uint64_t)i, 2, EPO_BF16);
-        const epo_saved_mode mode = i % 2 && i / 4 == 0 ? EPO_SAVE_TOKENS : EPO_SAVE_NOTHING;
+        const epo_saved_mode mode = is_flex(i) && i / 4 == 0 ? EPO_SAVE_TOKENS : EPO_SAVE_NOTHING;
         for (int r = 0; r < 2; r++) {
             plain[r] = other[r] = some_job(&c, r, i % 4 + 2 * (i / 4));
             other[r].saved = mode;
             other[r].scheduled = i / 4 > 0;
         }
         snprintf(name, sizeof name, "%s, %s%s",
-                 mode == EPO_SAVE_TOKENS ? "tokens kept" : "sent again",
-                 plain[0].config.dispatcher == EPO_DISPATCH_FLEX ? "flex" : "alltoall",
+                 mode == EPO_SAVE_TOKENS ? "tokens kept" : "sent again", dispatcher_name(i),
                  other[0].scheduled ? ", scheduled" : "");
         bool ok = run_world(plain, 2, text, sizeof text) && run_world(other, 2, text, sizeof text);
         same_bits(name, ok, plain, other, 2, text, sizeof text);
@@ -151,8 +84,8 @@ static void test_tp(void) {
             tp[r].config.tensor_parallel = 2;
         }
         bool ok = run_world(masked, 2, text, sizeof text) && run_world(tp, 2, text, sizeof text);
-        same_bits(i % 2 ? "tensor_parallel, flex" : "tensor_parallel, alltoall", ok, masked, tp, 2,
-                  text, sizeof text);
+        same_bits(is_flex(i) ? "tensor_parallel, flex" : "tensor_parallel, alltoall", ok, masked,
+                  tp, 2, text, sizeof text);
     }
 }
 
@@ -298,7 +231,7 @@ static void test_own(void) {
             j[r] = some_job(&c, r, i);
             j[r].main = own_main;
         }
-        snprintf(name, sizeof name, "experts of the caller's, %s %s", i % 2 ? "flex" : "alltoall",
+        snprintf(name, sizeof name, "experts of the caller's, %s %s", dispatcher_name(i),
                  i / 2 == 0   ? "serial"
                  : i / 2 == 1 ? "overlapped"
                               : "delayed");
@@ -564,7 +497,7 @@ static void test_late(void) {
             wait(&status);
             ok = ok && status == 0;
         }
-        snprintf(name, sizeof name, "a peer never comes: NaN, %s %s", i / 2 ? "flex" : "alltoall",
+        snprintf(name, sizeof name, "a peer never comes: NaN, %s %s", dispatcher_name(i / 2),
                  i % 2 ? "backward" : "forward");
         ok = ok && b->text[0] == '\0';
         test_result(name, ok, ok ? "and the error names it" : b->text);
@@ -586,9 +519,14 @@ int main(int argc, char **argv) {
                {"overflow", test_overflow},
                {"schedule", test_schedule},
                {"control", test_control}};
+    int first = 1;
+    if (argc > 1 && strcmp(argv[1], "e4m3") == 0) {
+        wire = EPO_WIRE_E4M3;
+        first++;
+    }
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        bool asked = argc < 2;
-        for (int a = 1; a < argc; a++)
+        bool asked = argc <= first;
+        for (int a = first; a < argc; a++)
             asked = asked || strcmp(argv[a], all[i].name) == 0;
         if (asked)
             all[i].run();

@@ -11,6 +11,8 @@
 
 #include "backend/engine.h"
 
+#include <pthread.h>
+
 enum { LAYERS = 2, BATCHES = 3, RANKS = 4, PARTS = 3 * LAYERS * BATCHES + 2 * LAYERS };
 
 /* One rank: where it stands, what it works on, what it made. */
@@ -137,6 +139,7 @@ static epo_status open_rank(rank_job *j) {
     bc.top_k = c->top_k;
     bc.max_tokens = c->tokens;
     bc.type = c->type;
+    bc.wire = c->wire;
     TEST_CUDA(cudaSetDevice(j->device));
     TEST_CUDA(cudaStreamCreateWithFlags(&j->stream, cudaStreamNonBlocking));
     epo_status status = j->engine->group_create(&eg, &j->group);
@@ -194,7 +197,7 @@ static void hash_rank(rank_job *j) {
 }
 
 /* "y0.1 dx0.1 dw1.0": which arrays differ. */
-static void name_parts(const rank_job *a, const rank_job *b, char *text, size_t size) {
+static inline void name_parts(const rank_job *a, const rank_job *b, char *text, size_t size) {
     static const char *const names[] = {"y", "dx", "dweights"};
     size_t used = strlen(text);
     for (int i = 0; i < PARTS && used + 24 < size; i++) {
@@ -296,6 +299,83 @@ static void *rank_main(void *ctx) {
         hash_rank(j);
     close_rank(j);
     return NULL;
+}
+
+/* ---- cases ---- */
+
+static epo_wire wire;
+
+/* Of the i-th variant. */
+static inline bool is_flex(int i) { return wire != EPO_WIRE_ROWS || i % 2 != 0; }
+static inline const char *dispatcher_name(int i) {
+    return wire != EPO_WIRE_ROWS ? "flex e4m3" : i % 2 ? "flex" : "alltoall";
+}
+
+static inline ref_case some_case(uint64_t seed, int ranks, epo_dtype type) {
+    return (ref_case){.seed = seed,
+                      .ranks = ranks,
+                      .experts = 4 * ranks,
+                      .hidden = wire != EPO_WIRE_ROWS ? 256 : 96,
+                      .ffn = 48,
+                      .top_k = 3,
+                      .tokens = 70,
+                      .type = type,
+                      .wgrad_type = EPO_F32,
+                      .routing = REF_UNEVEN,
+                      .microbatches = 1,
+                      .capacity = -1,
+                      .wire = wire};
+}
+
+static inline rank_job some_job(const ref_case *c, int rank, int i) {
+    rank_job j = {.engine = epo_engine_entry(EPO_ENGINE_ABI), .c = *c, .rank = rank};
+    j.config = (epo_group_config)EPO_GROUP_CONFIG_INIT;
+    j.config.engine = EPO_ENGINE_CUDA;
+    j.config.overlap = i / 2 > 0 ? EPO_ON : EPO_OFF;
+    j.config.delay_wgrad = i / 2 > 1 ? EPO_ON : EPO_OFF;
+    j.config.dispatcher = is_flex(i) ? EPO_DISPATCH_FLEX : EPO_DISPATCH_ALLTOALL;
+    j.config.chunks = i / 2 > 0 ? 2 : 1;
+    j.config.timeout_s = 20;
+    j.config.warn_s = 10;
+    return j;
+}
+
+/* Threads of one world; false, with a text, if one of them failed. */
+static bool run_world(rank_job *j, int n, char *text, size_t size) {
+    pthread_t thread[RANKS];
+    epo_world *world = NULL;
+    int devices = 1;
+    bool ok = true;
+    TEST_CUDA(cudaGetDeviceCount(&devices));
+    if (j->engine->world_create(n, &world) != EPO_OK)
+        return false;
+    for (int r = 0; r < n; r++) {
+        j[r].config.threads = world;
+        j[r].config.ranks = n;
+        if (j[r].config.members == NULL)
+            j[r].config.rank = j[r].rank;
+        j[r].device = j[r].config.rank % devices;
+        pthread_create(&thread[r], NULL, j[r].main != NULL ? j[r].main : rank_main, &j[r]);
+    }
+    for (int r = 0; r < n; r++) {
+        pthread_join(thread[r], NULL);
+        if (ok && j[r].status != EPO_OK)
+            snprintf(text, size, "%.255s", j[r].text);
+        ok = ok && j[r].status == EPO_OK;
+    }
+    j->engine->world_destroy(world);
+    return ok;
+}
+
+static inline void same_bits(const char *name, bool ok, const rank_job *a, const rank_job *b, int n,
+                             char *text, size_t size) {
+    for (int r = 0; r < n && ok; r++)
+        if (a[r].hash != b[r].hash) {
+            snprintf(text, size, "rank %d: other bits than the plain run:", r);
+            name_parts(&a[r], &b[r], text, size);
+            ok = false;
+        }
+    test_result(name, ok, ok ? "the same bits" : text);
 }
 
 #endif

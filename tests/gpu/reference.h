@@ -29,6 +29,7 @@ typedef struct ref_case {
     ref_routing routing;
     int microbatches;
     int capacity; /* -1: none */
+    epo_wire wire;
     epo_overflow overflow;
     bool pad;
 } ref_case;

@@ -10,6 +10,9 @@
 #   processes  the same, ranks as processes over CUDA IPC            1 GPU or more
 #   nccl       the same, peers by ncclSend and ncclRecv              2 GPUs
 #   features   groups from a communicator, two micro-batches, ...      1 GPU or more
+#   wire       layers and features with e4m3 on the wire               1 GPU or more
+#   endure     a stopped rank named, with CUDA_DEVICE_MAX_CONNECTIONS  1 GPU or more
+#              1 and 32; 1,000 repeats of a layer bit for bit
 #   sanitizer  memcheck and racecheck of small cases                 1 GPU
 #   bench      workload Q, serial and overlapped in turns, and       2 GPUs (1: no exchange)
 #              PyTorch's eager layer where there is PyTorch
@@ -37,11 +40,11 @@ while getopts n:s:o:h option; do
         n) cases=$OPTARG ;;
         s) seed=$OPTARG ;;
         o) out=$OPTARG ;;
-        *) sed -n '3,30s/^# \{0,1\}//p' "$0"; exit 2 ;;
+        *) sed -n '3,33s/^# \{0,1\}//p' "$0"; exit 2 ;;
     esac
 done
 shift $((OPTIND - 1))
-phases=${*:-probe units flex threads processes nccl features sanitizer bench sweep deep fp32 slow tools slurm}
+phases=${*:-probe units flex threads processes nccl features wire endure sanitizer bench sweep deep fp32 slow tools slurm}
 out=${out:-$build/results}
 mkdir -p "$out" || exit 2
 : >"$out/cases.tsv"
@@ -139,6 +142,18 @@ for phase in $phases; do
             fi
             ;;
         features) run features 90 "$build/features" ;;
+        wire)
+            run wire2 60 "$build/layer" threads 2 "$cases" "${seed:-0x8e4}" 9 e4m3
+            run wire4 60 "$build/layer" processes 4 "$((cases / 2))" "${seed:-0x8e4}" 9 e4m3
+            run wire 90 "$build/features" e4m3 late saved tp groups schedule control
+            ;;
+        endure)
+            for connections in 1 32; do
+                CUDA_DEVICE_MAX_CONNECTIONS=$connections run "stopped$connections" 60 "$build/endure" stopped 3
+            done
+            run repeats 60 "$build/endure" repeats 2
+            run repeats4 60 "$build/endure" repeats 4 250
+            ;;
         sanitizer)
             if ! command -v compute-sanitizer >/dev/null 2>&1; then
                 PATH=$PATH:$cuda/bin
