@@ -100,8 +100,15 @@ typedef struct epo_backend_info {
     bool parts;           /* exchange takes several parts */
     bool own_rows;        /* gather and reduce read `own`, and route_send numbers own rows */
     bool sums;            /* exchange sums rows on their way, where rows are 16-byte units */
+    uint32_t ways;        /* bit 1 << epo_way for each that exchange has; 0: it has one */
     uint32_t types;       /* bit 1 << epo_dtype for each type served; 0: fp32 and bf16 */
 } epo_backend_info;
+
+/* How an exchange's rows get to peers while GEMMs run beside. */
+typedef enum epo_way {
+    EPO_WAY_STORES = 0, /* gathered and summed rows are stored by as many SMs as it takes */
+    EPO_WAY_ENGINES = 1 /* a few SMs pack them, copy engines move them */
+} epo_way;
 
 /* One contiguous or gathered piece of an exchange between this rank and `peer`
  * (which may be this rank).  Gathered: row i comes from src + index[i]*row_bytes;
@@ -136,7 +143,8 @@ typedef struct epo_exchange {
      * also those that get no bytes, this rank included. */
     uint64_t flag_offset;
     uint64_t epoch;
-    bool alone; /* a hint: the device has nothing else to do meanwhile */
+    bool alone;  /* a hint: the device has nothing else to do meanwhile */
+    epo_way way; /* a hint, where it is not alone; one of info->ways */
     /* Where info->parts: several exchanges in one, in this order.  Part i sends the
      * segments from part_first[i] - part_first[0] on and tells of it at flag_offset +
      * i * flag_step.  0 and 1: all is one part. */

@@ -289,6 +289,7 @@ struct epo_plan {
     epo_buffer *buffer;
     int refs;
     int tokens, top_k, chunks;
+    epo_way way;                 /* of rows that travel beside GEMMs */
     int tune_class, tune_choice; /* < 0: its passes are not timed */
     uint64_t number;             /* among the buffer's plans: the same on all ranks */
     uint64_t rows, dropped;

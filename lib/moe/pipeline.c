@@ -186,6 +186,7 @@ static void dispatch_chunks(moe_pass *p, const cargo *c, int i, int end) {
     x.flag_offset = arrive_flag(p, slot, i);
     x.epoch = slot->use;
     x.alone = i == 0 && !p->beside;
+    x.way = p->plan->way;
     x.parts = end - i;
     x.part_first = p->plan->dispatch.send_first + plan_chunk(p, i);
     x.flag_step = arrive_flag(p, slot, 1) - arrive_flag(p, slot, 0);
@@ -333,7 +334,8 @@ void moe_pass_let_go(moe_pass *p, epo_event *read) {
 epo_queue *moe_pass_lane(const moe_pass *p, int chunk) {
     epo_group *g = p->group;
     /* Sums in memory read rows of all chunks before: one lane orders them. */
-    const bool one = p->plan->back != NULL && !moe_plan_sums(p->plan);
+    const bool one =
+        p->plan->back != NULL && (!moe_plan_sums(p->plan) || p->plan->way == EPO_WAY_ENGINES);
     return g->odd != NULL && chunk % 2 == 1 && !one ? g->odd : g->compute;
 }
 
@@ -366,7 +368,9 @@ static void sum_back(moe_pass *p, int chunk, const void *rows, const float *row_
                                   .rows = n * k,
                                   .row_bytes = sizeof(float)};
         epo_deps gather_deps = moe_deps("dweights", EPO_INTERVAL_LOCAL, chunk);
-        if (chunk > 0 && moe_plan_sums(p->plan)) /* what the other lane's chunks made */
+        if (plan->way == EPO_WAY_ENGINES) /* what goes back is complete */
+            gather_deps.signal = g->rows;
+        else if (chunk > 0 && moe_plan_sums(p->plan)) /* what the other lane's chunks made */
             moe_deps_wait(&gather_deps, epo_ready_event(g->returned));
         p->status = g->ops->gather(moe_pass_lane(p, chunk), &gather, &gather_deps);
     }
@@ -397,11 +401,14 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
                .extra_to = slot->extra};
     epo_exchange x = load_lane(p, &p->combine, chunk, chunk + 1, &c);
     epo_deps deps = moe_deps("combine", EPO_INTERVAL_COMM, chunk);
-    /* Sums go on the chunk's own lane, one chunk behind the other; the last one speaks
-     * for the dispatch too. */
-    if (!sums)
+    x.alone = p->tail && !p->beside && last;
+    x.way = p->plan->way;
+    /* Sums by all SMs go on the chunk's own lane, one chunk behind the other; the last one
+     * speaks for the dispatch too.  By few, beside the next chunk's experts. */
+    const bool lane = sums && (x.way != EPO_WAY_ENGINES || x.alone);
+    if (!lane)
         moe_deps_wait(&deps, epo_ready_event(p->chained ? g->part[chunk] : g->rows));
-    else if (chunk > 0)
+    if (sums && chunk > 0)
         moe_deps_wait(&deps, epo_ready_event(g->returned));
     if (sums && last)
         moe_deps_wait(&deps, epo_ready_event(g->sent));
@@ -414,10 +421,9 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
     }
     x.flag_offset = arrive_flag(p, slot, chunk);
     x.epoch = slot->use;
-    x.alone = p->tail && !p->beside && last;
     deps.signal = last ? g->sent : sums ? g->returned : NULL;
     moe_stats_exchange(g, MOE_BYTES_COMBINE, x.send, x.nsend);
-    p->status = g->ops->exchange(sums ? moe_pass_lane(p, chunk) : g->comm, &x, &deps);
+    p->status = g->ops->exchange(lane ? moe_pass_lane(p, chunk) : g->comm, &x, &deps);
 }
 
 void moe_pass_finish(moe_pass *p, void *y, float *slot_weight) {

@@ -415,6 +415,8 @@ static void choose_chunks(epo_plan *p, const making_arrays *a) {
     }
     moe_tune_learn(b, slowest);
     p->chunks = moe_tune_chunks(b, tokens, &p->tune_class, &p->tune_choice);
+    p->way = b->group->ops->info(b->group->be)->ways == 1U << EPO_WAY_ENGINES ? EPO_WAY_ENGINES
+                                                                              : EPO_WAY_STORES;
 }
 
 static epo_status alloc_plan(epo_buffer *b, const epo_routing *r, const making_arrays *a,

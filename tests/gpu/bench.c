@@ -3,8 +3,9 @@
  * bench.c - a layer's time, serial and overlapped, with what bounds it.
  *
  *   bench [OPTION...] RANKS TOKENS HIDDEN FFN EXPERTS TOP_K [REPEATS]
- *     -a ARM,...  alltoall:serial, alltoall:auto, flex:4, flex:4d (delayed), ...; an
- *                 arm is compared with the serial one before it
+ *     -a ARM,...  alltoall:serial, alltoall:auto, flex:4, flex:4d (delayed), flex:4e (rows
+ *                 by copy engines), flex:4s (by stores), ...; an arm is compared with the
+ *                 serial one before it
  *     -w fp32     weight gradients accumulate in fp32 [bf16]
  *     -l LABEL    in the table and in JSON
  *     -t          prints a timeline of each arm's queues
@@ -105,6 +106,18 @@ static void rank_free(bench_rank *b) {
         cudaFree(all[i]);
 }
 
+/* The environment's way is read when a group is made. */
+static void arm_way(const bench_rank *b, const bench_arm *arm) {
+    pthread_barrier_wait(&bench.together);
+    if (b->rank == 0 && arm->way != NULL)
+        setenv("EP_OVERLAP_CUDA_WAY", arm->way, 1);
+    else if (b->rank == 0 && bench.way != NULL)
+        setenv("EP_OVERLAP_CUDA_WAY", bench.way, 1);
+    else if (b->rank == 0)
+        unsetenv("EP_OVERLAP_CUDA_WAY");
+    pthread_barrier_wait(&bench.together);
+}
+
 static bool arm_open(bench_rank *b, int a) {
     const bench_shape *s = &bench.shape;
     const bench_arm *arm = &bench.arm[a];
@@ -136,6 +149,7 @@ static bool arm_open(bench_rank *b, int a) {
     lc.w2 = b->w2;
     lc.dw1 = b->dw1;
     lc.dw2 = b->dw2;
+    arm_way(b, arm);
     if (!bench_must(bench.engine->group_create(&eg, &o->group), "group") ||
         !bench_must(bench.engine->buffer_create(o->group, &bc, &o->buffer), "buffer") ||
         !bench_must(bench.engine->layer_create(o->group, &lc, &o->layer), "layer"))
@@ -353,8 +367,14 @@ static bool parse_arm(const char *word, bench_arm *arm) {
             return false;
         what = end;
     }
-    arm->delay = strcmp(what, "d") == 0 ? EPO_ON : EPO_OFF;
-    return *what == '\0' || arm->delay == EPO_ON;
+    for (; *what != '\0'; what++)
+        switch (*what) {
+        case 'd': arm->delay = EPO_ON; break;
+        case 'e': arm->way = "engines"; break;
+        case 's': arm->way = "stores"; break;
+        default: return false;
+        }
+    return true;
 }
 
 static bool parse_arms(const char *list) {
@@ -412,6 +432,8 @@ int main(int argc, char **argv) {
     if (!parse(argc, argv))
         return 2;
     bench.engine = epo_engine_entry(EPO_ENGINE_ABI);
+    bench.way =
+        getenv("EP_OVERLAP_CUDA_WAY") != NULL ? strdup(getenv("EP_OVERLAP_CUDA_WAY")) : NULL;
     pthread_barrier_init(&bench.together, NULL, (unsigned)bench.shape.ranks);
     for (int a = 0; a < bench.arms; a++)
         if (!bench_must(bench.engine->world_create(bench.shape.ranks, &bench.worlds[a]), "world"))

@@ -30,7 +30,8 @@ typedef struct bench_arm {
     char name[32];
     epo_dispatcher dispatcher;
     epo_switch overlap, delay;
-    int chunks; /* 0: chosen by the engine */
+    int chunks;      /* 0: chosen by the engine */
+    const char *way; /* of rows beside GEMMs; NULL: as the environment has it */
 } bench_arm;
 
 typedef struct bench_shape {
@@ -46,7 +47,7 @@ typedef struct bench_program {
     int arms;
     epo_dtype wgrad_type;
     bool timeline, cpu;
-    const char *label;
+    const char *label, *way;
     const epo_engine *engine;
     epo_world *worlds[BENCH_ARMS];
     pthread_barrier_t together;

@@ -14,6 +14,7 @@
 #define CHUNK_BYTES (UINT64_C(32) << 20)
 /* Smaller pieces cost a copy engine more to start than to move. */
 #define SMALL_PIECE (UINT64_C(64) << 10)
+#define PACK_SMS 8
 
 static void backend_free(epo_backend *be, bool broken) {
     if (be == NULL)
@@ -113,6 +114,39 @@ static epo_status copies_choose(epo_backend *be) {
     return EPO_OK;
 }
 
+/* A number of SMs from the environment, `otherwise` without. */
+static epo_status sms_read(const epo_backend *be, const char *name, int low, int otherwise,
+                           int *out) {
+    const char *wish = getenv(name);
+    char *end = NULL;
+    *out = otherwise;
+    if (wish == NULL || wish[0] == '\0')
+        return EPO_OK;
+    const long sms = strtol(wish, &end, 10);
+    if (*end != '\0' || sms < low || sms > be->sms)
+        return epo_fail(EPO_E_ARG, "%s: found '%s', allowed %d..%d (of GPU %d)", name, wish, low,
+                        be->sms, be->device);
+    *out = (int)sms;
+    return EPO_OK;
+}
+
+/* Stores by SMs, copy engines, or whichever is measured to be faster. */
+static epo_status way_choose(epo_backend *be) {
+    const char *wish = getenv("EP_OVERLAP_CUDA_WAY");
+    if (wish == NULL || wish[0] == '\0')
+        be->ways = 1U << EPO_WAY_STORES | 1U << EPO_WAY_ENGINES;
+    else if (strcmp(wish, "stores") == 0)
+        be->ways = 1U << EPO_WAY_STORES;
+    else if (strcmp(wish, "engines") == 0)
+        be->ways = 1U << EPO_WAY_ENGINES;
+    else
+        return epo_fail(EPO_E_ARG, "EP_OVERLAP_CUDA_WAY: found '%s', allowed stores, engines",
+                        wish);
+    epo_status status = sms_read(be, "EP_OVERLAP_CUDA_LEND", 0, 0, &be->lend_sms);
+    return status == EPO_OK ? sms_read(be, "EP_OVERLAP_CUDA_PACK_SMS", 1, PACK_SMS, &be->pack_sms)
+                            : status;
+}
+
 static epo_status sums_choose(epo_backend *be) {
     const char *wish = getenv("EP_OVERLAP_CUDA_SUMS");
     if (wish != NULL && wish[0] != '\0' && strcmp(wish, "0") != 0 && strcmp(wish, "1") != 0)
@@ -129,16 +163,7 @@ static epo_status gemm_choose(epo_backend *be) {
     if (wish != NULL && be->grouped && strcmp(wish, "grouped") != 0 && wish[0] != '\0')
         return epo_fail(EPO_E_ARG, "EP_OVERLAP_CUDA_GEMM: found '%s', allowed grouped, cublas",
                         wish);
-    wish = getenv("EP_OVERLAP_CUDA_SMS");
-    if (wish == NULL || wish[0] == '\0')
-        return EPO_OK;
-    char *end = NULL;
-    const long sms = strtol(wish, &end, 10);
-    if (*end != '\0' || sms < 2 || sms > be->sms)
-        return epo_fail(EPO_E_ARG, "EP_OVERLAP_CUDA_SMS: found '%s', allowed 2..%d (of GPU %d)",
-                        wish, be->sms, be->device);
-    be->gemm_sms = (int)sms;
-    return EPO_OK;
+    return sms_read(be, "EP_OVERLAP_CUDA_SMS", 2, 0, &be->gemm_sms);
 }
 
 static epo_status reach_choose(epo_backend *be, bool overlap, char *why, size_t size) {
@@ -151,7 +176,7 @@ static epo_status reach_choose(epo_backend *be, bool overlap, char *why, size_t 
                         "rank %d: ranks share one GPU, which NCCL refuses, and do not reach each "
                         "other's memory: %s",
                         be->rank, why);
-    be->lends = overlap && be->sms > 2 * GPU_PAIRS_SMS;
+    be->lend_sms = overlap && be->sms > 2 * GPU_PAIRS_SMS ? GPU_PAIRS_SMS : 0;
     status = gpu_alloc(be, GPU_PAIRS_WORDS, &words);
     be->pairs_word = words;
     return status == EPO_OK ? gpu_pairs_create(be) : status;
@@ -203,6 +228,7 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
         (status = gpu_late_open(be)) != EPO_OK || (status = gpu_watch_start(be)) != EPO_OK ||
         (status = waits_choose(be)) != EPO_OK || (status = gemm_choose(be)) != EPO_OK ||
         (status = sums_choose(be)) != EPO_OK || (status = copies_choose(be)) != EPO_OK ||
+        (status = way_choose(be)) != EPO_OK ||
         (status = reach_choose(be, config->overlap, why, sizeof why)) != EPO_OK) {
         char text[EPO_ERROR_MAX]; /* the peers need not wait for this rank */
         snprintf(text, sizeof text, "%s", epo_fail_text());
@@ -223,6 +249,7 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
         .parts = be->one_sided,
         .own_rows = true,
         .sums = be->one_sided && be->sums,
+        .ways = be->one_sided ? be->ways : 0,
         .types = 1U << EPO_F32 | 1U << EPO_BF16 | 1U << EPO_F16,
     };
     *out = be;

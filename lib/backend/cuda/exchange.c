@@ -6,7 +6,8 @@
  * packed first, and this rank's own rows moved, on the queue's second stream (see
  * staging.c).  Small pieces, and everything of a serial group (whose exchange runs on
  * COMPUTE, with the whole GPU to itself), are written by one kernel straight to the
- * peers.  The flags follow the bytes.
+ * peers; so are gathered rows and sums, unless the exchange is to go by copy engines:
+ * then a few SMs pack them.  The flags follow the bytes.
  */
 #include "backend/cuda/flex.h"
 #include "backend/cuda/gpu.h"
@@ -44,16 +45,22 @@ static epo_status exchange_check(const epo_queue *q, const epo_exchange *x, cons
 /* Pieces for the kernel, launched in tables of one row size. */
 typedef struct table {
     epo_queue *q;
-    int blocks;
+    int blocks, sum_blocks;
     cudaStream_t stream;
     const char *phase;
     gpu_segment piece[GPU_SEGMENTS];
     int count;
     uint32_t row_bytes;
+    int sum;
+    epo_dtype type;
 } table;
 
 static epo_status table_flush(table *t) {
-    if (t->count > 0)
+    if (t->count > 0 && t->sum > 0)
+        GPU_TRY(t->q->be, t->phase,
+                gpu_flex_sum_segments(t->stream, t->sum_blocks, t->piece, t->count, t->sum,
+                                      t->row_bytes, t->type));
+    else if (t->count > 0)
         GPU_TRY(t->q->be, t->phase,
                 gpu_kernel_segments(t->stream, t->blocks, t->piece, t->count, t->row_bytes, NULL));
     t->count = 0;
@@ -62,9 +69,12 @@ static epo_status table_flush(table *t) {
 
 static epo_status table_add(table *t, char *dst, const epo_segment *s) {
     epo_status status = EPO_OK;
-    if (t->count == GPU_SEGMENTS || (t->count > 0 && t->row_bytes != s->row_bytes))
+    if (t->count == GPU_SEGMENTS ||
+        (t->count > 0 && (t->row_bytes != s->row_bytes || t->sum != s->sum)))
         status = table_flush(t);
     t->row_bytes = s->row_bytes;
+    t->sum = s->sum;
+    t->type = s->type;
     t->piece[t->count++] = (gpu_segment){dst, s->src, s->index, s->rows};
     return status;
 }
@@ -145,6 +155,16 @@ static epo_status copies_run(epo_queue *q, copies *c, const char *phase) {
     return EPO_OK;
 }
 
+/* Few SMs, and copy engines for whatever goes to a peer. */
+static bool by_engines(const epo_queue *q, const epo_exchange *x) {
+    return q->be->pack || (x->way == EPO_WAY_ENGINES && !x->alone);
+}
+
+/* Blocks that pack, and those that sum. */
+static int pack_blocks(const epo_queue *q, const epo_exchange *x) {
+    return x->way == EPO_WAY_ENGINES && !x->alone ? q->be->pack_sms : q->be->sms;
+}
+
 /* Gathered rows would have to be packed for a copy engine, and each piece costs the CPU
  * a copy: at a pass's beginning, when they come, SMs idle anyway. */
 static bool by_kernel(const epo_queue *q, const epo_exchange *x) {
@@ -156,7 +176,7 @@ static bool by_kernel(const epo_queue *q, const epo_exchange *x) {
             gathered = gathered || x->send[i].index != NULL;
             pieces++;
         }
-    return q->kind != EPO_QUEUE_COMM || ((gathered || x->alone) && !q->be->pack) ||
+    return q->kind != EPO_QUEUE_COMM || ((gathered || x->alone) && !by_engines(q, x)) ||
            bytes < pieces * q->be->small_piece;
 }
 
@@ -213,12 +233,14 @@ static epo_status push_few(epo_queue *q, const epo_exchange *x, const char *phas
                : push_rows(q, x, rest > 0 ? rows : 0, rest > 0 ? rest : rows, phase, &raise);
 }
 
-/* Everything straight to its place, by stores. */
+/* Everything straight to its place, by stores; sums on all SMs, as their operands are what
+ * takes time. */
 static epo_status push(epo_queue *q, const epo_exchange *x, const char *phase) {
     table t = {.q = q,
                .stream = q->stream,
                .phase = phase,
-               .blocks = x->alone ? PUSH_BLOCKS_ALONE : PUSH_BLOCKS};
+               .blocks = x->alone ? PUSH_BLOCKS_ALONE : PUSH_BLOCKS,
+               .sum_blocks = q->be->sms};
     epo_status status = EPO_OK;
     for (int i = 0; i < x->nsend && status == EPO_OK; i++) {
         const epo_segment *s = &x->send[i];
@@ -240,40 +262,12 @@ static bool has_sums(const epo_exchange *x) {
     return false;
 }
 
-/* Sums straight to their place, all of one kind, on all SMs: their operands are
- * what takes time.  Then the rest, and the flags. */
-static epo_status push_sums(epo_queue *q, const epo_exchange *x, const char *phase) {
-    gpu_segment piece[GPU_SEGMENTS];
-    table rest = {.q = q, .stream = q->stream, .phase = phase, .blocks = PUSH_BLOCKS};
-    epo_status status = EPO_OK;
-    for (int i = 0, n = 0; i < x->nsend && status == EPO_OK; i++) {
-        const epo_segment *s = &x->send[i];
-        char *dst = x->window->peer[s->peer] + s->dst_offset;
-        if (s->sum == 0 && s->rows > 0)
-            status = table_add(&rest, dst, s);
-        if (s->sum > 0 && s->rows > 0)
-            piece[n++] = (gpu_segment){dst, s->src, s->index, s->rows};
-        const bool end = i == x->nsend - 1 || x->send[i + 1].sum == 0 || n == GPU_SEGMENTS;
-        if (n > 0 && end) {
-            GPU_TRY(q->be, phase,
-                    gpu_flex_sum_segments(q->stream, q->be->sms, piece, n, s->sum, s->row_bytes,
-                                          s->type));
-            n = 0;
-        }
-    }
-    if (status == EPO_OK)
-        status = table_flush(&rest);
-    if (status == EPO_OK)
-        status =
-            gpu_flag_write(q, q->stream, x->window, GPU_FLAG_ALL, x->flag_offset, x->epoch, phase);
-    return status;
-}
-
 /* Peers' gathered rows to staging, and own rows with them; from[i]: where segment i
  * lies contiguously then. */
 static epo_status pack(epo_queue *q, const epo_exchange *x, cudaStream_t stream, const char *phase,
                        const char **from, bool *packed) {
-    table t = {.q = q, .stream = stream, .phase = phase, .blocks = q->be->sms};
+    const int blocks = pack_blocks(q, x);
+    table t = {.q = q, .stream = stream, .phase = phase, .blocks = blocks, .sum_blocks = blocks};
     uint64_t need = 0;
     char *at = NULL;
     epo_status status = EPO_OK;
@@ -303,7 +297,11 @@ static epo_status pack(epo_queue *q, const epo_exchange *x, cudaStream_t stream,
 /* This rank's own rows to its own window. */
 static epo_status keep(epo_queue *q, const epo_exchange *x, cudaStream_t stream,
                        const char *phase) {
-    table t = {.q = q, .stream = stream, .phase = phase, .blocks = PUSH_BLOCKS};
+    table t = {.q = q,
+               .stream = stream,
+               .phase = phase,
+               .blocks = PUSH_BLOCKS,
+               .sum_blocks = pack_blocks(q, x)};
     epo_status status = EPO_OK;
     for (int i = 0; i < x->nsend && status == EPO_OK; i++)
         if (x->send[i].peer == q->be->rank && x->send[i].rows > 0)
@@ -390,7 +388,8 @@ static epo_status pairs(epo_queue *q, const epo_exchange *x, const epo_deps *dep
  * beside, must be there. */
 static epo_status exchange_part(epo_queue *q, const epo_exchange *x, const epo_deps *deps,
                                 bool stale) {
-    const bool stores = q->be->one_sided && by_kernel(q, x);
+    const bool sums = has_sums(x);
+    const bool stores = q->be->one_sided && (by_kernel(q, x) || (sums && !by_engines(q, x)));
     epo_status status = EPO_OK;
     if (stores || x->nsend == 0 || !second_stream(q, x))
         status = gpu_staging_settle(q, deps->name);
@@ -399,10 +398,8 @@ static epo_status exchange_part(epo_queue *q, const epo_exchange *x, const epo_d
     if (q->be->one_sided && x->nsend == 0)
         return gpu_flag_write(q, q->stream, x->window, GPU_FLAG_ALL, x->flag_offset, x->epoch,
                               deps->name);
-    if (has_sums(x))
-        return push_sums(q, x, deps->name);
     if (stores)
-        return few_launches(x) ? push_few(q, x, deps->name) : push(q, x, deps->name);
+        return !sums && few_launches(x) ? push_few(q, x, deps->name) : push(q, x, deps->name);
     const char **from = calloc((size_t)x->nsend + 1, sizeof *from);
     if (from == NULL)
         return epo_fail(EPO_E_NOMEM, "rank %d: no memory for %d segments", q->be->rank, x->nsend);

@@ -68,8 +68,8 @@ static epo_status grouped_run(epo_queue *q, epo_gg *gg, bool beside, const char 
     gg->workspace = q->workspace;
     gg->workspace_bytes = q->workspace_bytes;
     gg->sms = q->be->gemm_sms;
-    if (gg->sms == 0 && beside && q->be->lends)
-        gg->sms = q->be->sms - GPU_PAIRS_SMS;
+    if (gg->sms == 0 && beside && q->be->lend_sms > 0)
+        gg->sms = q->be->sms - q->be->lend_sms;
     if (status == EPO_OK)
         status = epo_gg_launch(gg, q->stream);
     if (status != EPO_OK) {

@@ -120,10 +120,12 @@ struct epo_backend {
     bool one_sided;
     bool chains;          /* both products of the experts in one launch where it fits */
     bool grouped;         /* our GEMM kernels where they fit; else cuBLAS */
-    bool lends;           /* GEMMs leave SMs to NCCL's kernels */
+    int lend_sms;         /* that GEMMs leave to exchanges beside them */
     int gemm_sms;         /* that those take; 0: all */
     uint64_t small_piece; /* bytes; smaller ones on average are stored, not copied */
     bool pack;            /* gathered rows by copy engines too */
+    int pack_sms;         /* SMs that pack rows for copy engines beside GEMMs */
+    uint32_t ways;        /* for info */
     bool batch_copies;    /* many copies in one call */
     bool bulk;            /* the device copies in bulk: kernels of flex_*.cu (sm_90) */
     bool sums;            /* exchanges sum rows on their way */
