@@ -56,11 +56,37 @@ typedef struct epo_ready {
     int peer;         /* who writes it when count == 1; -1: word i, rank i */
     const char *what; /* static: "dispatch chunk", for messages */
     int chunk;        /* -1: none */
+    int first, step;  /* step > 0: word i is written by rank first + i * step */
 } epo_ready;
 
+/* Who writes word i. */
+static inline int epo_ready_writer(const epo_ready *r, int i) {
+    return r->step > 0 ? r->first + i * r->step : r->count == 1 && r->peer >= 0 ? r->peer : i;
+}
+
 static inline epo_ready epo_ready_event(epo_event *e) {
-    epo_ready r = {e, NULL, 0, 0, -1, "event", -1};
+    epo_ready r = {e, NULL, 0, 0, -1, "event", -1, 0, 0};
     return r;
+}
+
+/* A group's ranks may be on several nodes, as many on each: node n has the ranks
+ * [n * each, (n + 1) * each). */
+typedef enum epo_scope {
+    EPO_SCOPE_GROUP = 0, /* all ranks */
+    EPO_SCOPE_NODE = 1,  /* those of this rank's node */
+    EPO_SCOPE_LINK = 2   /* those that have this rank's place in their nodes */
+} epo_scope;
+/* The i-th of them is rank first + i * step; this rank is the me-th. */
+typedef struct epo_peers {
+    int first, step, count, me;
+} epo_peers;
+static inline epo_peers epo_peers_of(epo_scope scope, int rank, int ranks, int nodes) {
+    const int each = ranks / nodes;
+    switch (scope) {
+    case EPO_SCOPE_NODE: return (epo_peers){rank / each * each, 1, each, rank % each};
+    case EPO_SCOPE_LINK: return (epo_peers){rank % each, each, nodes, rank / each};
+    default: return (epo_peers){0, 1, ranks, rank};
+    }
 }
 
 /* What an operation waits for, signals, and is called in recordings. */
@@ -92,6 +118,7 @@ typedef struct epo_backend_info {
     const char *engine;
     const char *versions; /* owned by the backend */
     int rank, ranks;      /* of the group */
+    int nodes;            /* that its ranks are on; more than one: exchange knows scopes */
     double link_gbs, link_us;
     int default_chunks;
     uint64_t chunk_bytes; /* of rows: smaller chunks do not pay; 0: any do */
@@ -138,8 +165,9 @@ typedef struct epo_exchange {
     int nsend;
     const epo_arrival *recv;
     int nrecv;
+    epo_scope scope; /* who takes part; segments name ranks of the group */
     /* After all of this call's bytes for peer p are visible there, word
-     * flag_offset/8 + rank of p's window becomes `epoch`; every peer is told,
+     * flag_offset/8 + me (of the scope) of p's window becomes `epoch`; every peer is told,
      * also those that get no bytes, this rank included. */
     uint64_t flag_offset;
     uint64_t epoch;

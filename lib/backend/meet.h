@@ -9,6 +9,11 @@
 
 #include "backend/backend.h"
 
+/* How many nodes the ranks of a group are on, as EP_OVERLAP_NODES tells (the node of each
+ * rank, for tests with several nodes in one machine); 1 without.  Refuses nodes that do not
+ * have the same number of ranks, one behind the other. */
+epo_status epo_nodes_read(const epo_backend_config *config, int *nodes);
+
 typedef struct epo_meeting epo_meeting;
 
 /* [collective]  The block is zeroed and holds `bytes` at least; every rank's error

@@ -75,8 +75,11 @@ static void run_flags(kit *k) {
     epo_deps deps = k->deps;
     const unsigned char *mine = k->c->ops->window_local(k->w);
     deps.nwait = 1;
-    deps.wait[0] = (epo_ready){
-        NULL, (const uint64_t *)(const void *)(mine + at), k->epoch, k->c->ranks, -1, "flags", -1};
+    deps.wait[0] = (epo_ready){NULL,     (const uint64_t *)(const void *)(mine + at),
+                               k->epoch, k->c->ranks,
+                               -1,       "flags",
+                               -1,       0,
+                               0};
     k->c->ops->zero(k->compute, NULL, 0, &deps);
     run_sync(k);
 }

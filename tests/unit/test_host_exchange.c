@@ -136,9 +136,15 @@ static void round_run(rank_ctx *c, const schedule *sc, epo_window *w, epo_queue 
         EXPECT(c, c->ops->exchange(q[0], &x, &deps) == EPO_OK);
         check[k] = (checker){c, sc, mine, round, k};
         epo_deps after = {.name = "check", .kind = EPO_INTERVAL_COMPUTE, .chunk = k, .nwait = 1};
-        after.wait[0] = (epo_ready){
-            NULL, (uint64_t *)(void *)(mine + flags), (uint64_t)round + 1, c->ranks, -1, "dispatch",
-            k};
+        after.wait[0] = (epo_ready){NULL,
+                                    (uint64_t *)(void *)(mine + flags),
+                                    (uint64_t)round + 1,
+                                    c->ranks,
+                                    -1,
+                                    "dispatch",
+                                    k,
+                                    0,
+                                    0};
         after.signal = done;
         EXPECT(c, c->ops->call(q[1], check_chunk, &check[k], &after) == EPO_OK);
     }

@@ -130,9 +130,11 @@ static void kit_expect(rank_ctx *c, kit *k, uint64_t epoch) {
     epo_deps deps = {
         .name = "fc1", .kind = EPO_INTERVAL_COMPUTE, .chunk = 1, .nwait = 1, .signal = k->done};
     const unsigned char *mine = c->ops->window_local(k->w);
-    deps.wait[0] = (epo_ready){
-        NULL, (const uint64_t *)(const void *)(mine + k->bytes), epoch, c->ranks, -1, "dispatch",
-        1};
+    deps.wait[0] = (epo_ready){NULL,  (const uint64_t *)(const void *)(mine + k->bytes),
+                               epoch, c->ranks,
+                               -1,    "dispatch",
+                               1,     0,
+                               0};
     EXPECT(c, c->ops->zero(k->compute, NULL, 0, &deps) == EPO_OK);
 }
 

@@ -4,6 +4,7 @@
  */
 #include "backend/cuda/flex.h"
 #include "backend/cuda/gpu.h"
+#include "backend/meet.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -74,8 +75,11 @@ static epo_status waits_choose(epo_backend *be) {
     if (status != EPO_OK)
         return status;
     for (int r = 0; r < be->ranks; r++)
-        if (r != be->rank && memcmp(all[r].uuid, mine.uuid, sizeof mine.uuid) == 0)
-            be->shared_device = true;
+        for (int s = 0; s < r; s++)
+            if (memcmp(all[r].uuid, all[s].uuid, sizeof mine.uuid) == 0) {
+                be->any_shared = true;
+                be->shared_device = be->shared_device || r == be->rank || s == be->rank;
+            }
     int can = 0;
     CUresult r = gpu_driver_get(NULL)->attribute(
         &can, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, be->device);
@@ -168,10 +172,16 @@ static epo_status gemm_choose(epo_backend *be) {
 
 static epo_status reach_choose(epo_backend *be, bool overlap, char *why, size_t size) {
     epo_status status = gpu_window_reach(be, &be->one_sided, why, size);
-    if (status != EPO_OK || be->one_sided)
+    const bool links = be->info.nodes > 1;
+    if (status != EPO_OK || (be->one_sided && !links))
         return status;
     void *words = NULL;
-    if (be->shared_device)
+    if (links && !be->one_sided)
+        return epo_fail(
+            EPO_E_UNSUPPORTED,
+            "rank %d: a group on several nodes needs P2P between the GPUs of a node: %s", be->rank,
+            why);
+    if (be->shared_device && !links)
         return epo_fail(EPO_E_UNSUPPORTED,
                         "rank %d: ranks share one GPU, which NCCL refuses, and do not reach each "
                         "other's memory: %s",
@@ -189,7 +199,7 @@ static void versions_write(epo_backend *be, const char *why) {
     (void)cudaRuntimeGetVersion(&runtime);
     if (gpu_blas_find(&version, &missing))
         snprintf(blas, sizeof blas, "cuBLAS %d.%d", version / 100, version % 100);
-    if (!be->one_sided && gpu_pairs_find(&version, &missing))
+    if (be->pairs != NULL && gpu_pairs_find(&version, &missing))
         snprintf(pairs, sizeof pairs, ", NCCL %d.%d.%d", version / 10000, version / 100 % 100,
                  version % 100);
     const int driver = gpu_driver_get(NULL)->version;
@@ -224,7 +234,14 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
         goto failed;
     be->rank = gpu_meet_rank(be->meet);
     be->ranks = gpu_meet_ranks(be->meet);
-    if ((status = device_open(be)) != EPO_OK || (status = gpu_memory_open(be)) != EPO_OK ||
+    be->info.nodes = 1;
+    epo_backend_config named = *config; /* a communicator's numbers, if there is one */
+    if (config->nccl_comm != NULL) {
+        named.rank = be->rank;
+        named.ranks = be->ranks;
+    }
+    if ((status = epo_nodes_read(&named, &be->info.nodes)) != EPO_OK ||
+        (status = device_open(be)) != EPO_OK || (status = gpu_memory_open(be)) != EPO_OK ||
         (status = gpu_late_open(be)) != EPO_OK || (status = gpu_watch_start(be)) != EPO_OK ||
         (status = waits_choose(be)) != EPO_OK || (status = gemm_choose(be)) != EPO_OK ||
         (status = sums_choose(be)) != EPO_OK || (status = copies_choose(be)) != EPO_OK ||
@@ -242,6 +259,7 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
         .versions = be->versions,
         .rank = be->rank,
         .ranks = be->ranks,
+        .nodes = be->info.nodes,
         .default_chunks = DEFAULT_CHUNKS,
         .chunk_bytes = CHUNK_BYTES,
         .one_sided = be->one_sided,

@@ -24,13 +24,23 @@
 static uint64_t segment_bytes(const epo_segment *s) { return s->rows * s->row_bytes; }
 static uint64_t segment_room(const epo_segment *s) { return (segment_bytes(s) + 15) / 16 * 16; }
 
+/* Do the ranks of the scope write each other's memory? */
+static bool reaches(const epo_backend *be, epo_scope scope) {
+    return be->one_sided && (be->info.nodes == 1 || scope == EPO_SCOPE_NODE);
+}
+
 static epo_status exchange_check(const epo_queue *q, const epo_exchange *x, const char *phase) {
+    const epo_backend *be = q->be;
+    const epo_peers to = epo_peers_of(x->scope, be->rank, be->ranks, be->info.nodes);
     for (int i = 0; i < x->nsend; i++) {
         const epo_segment *s = &x->send[i];
         uint64_t bytes = 0;
-        if (s->peer < 0 || s->peer >= q->be->ranks)
-            return epo_fail(EPO_E_ARG, "rank %d: %s: a segment's peer: found %d, allowed 0..%d",
-                            q->be->rank, phase, s->peer, q->be->ranks - 1);
+        const int n = s->peer - to.first;
+        if (n < 0 || n % to.step != 0 || n / to.step >= to.count)
+            return epo_fail(EPO_E_ARG,
+                            "rank %d: %s: a segment's peer: found %d, which is not in scope %d of "
+                            "%d ranks on %d nodes",
+                            be->rank, phase, s->peer, (int)x->scope, be->ranks, be->info.nodes);
         if (__builtin_mul_overflow(s->rows, (uint64_t)s->row_bytes, &bytes) ||
             s->dst_offset > x->window->bytes || x->window->bytes - s->dst_offset < bytes)
             return epo_fail(EPO_E_ARG,
@@ -250,8 +260,7 @@ static epo_status push(epo_queue *q, const epo_exchange *x, const char *phase) {
     if (status == EPO_OK)
         status = table_flush(&t);
     if (status == EPO_OK)
-        status =
-            gpu_flag_write(q, q->stream, x->window, GPU_FLAG_ALL, x->flag_offset, x->epoch, phase);
+        status = gpu_flag_write(q, q->stream, x, GPU_FLAG_ALL, phase);
     return status;
 }
 
@@ -348,16 +357,14 @@ static epo_status copy(epo_queue *q, const epo_exchange *x, const epo_deps *deps
     if (status == EPO_OK && packed)
         status = gpu_staging_copied(q, phase);
     if (status == EPO_OK)
-        status = gpu_flag_write(q, q->stream, x->window,
-                                packed || !second ? GPU_FLAG_ALL : GPU_FLAG_PEERS, x->flag_offset,
-                                x->epoch, phase);
+        status = gpu_flag_write(q, q->stream, x, packed || !second ? GPU_FLAG_ALL : GPU_FLAG_PEERS,
+                                phase);
     if (status != EPO_OK || packed || !second)
         return status;
     status = keep(q, x, beside, phase);
     gpu_staging_ahead(q);
     if (status == EPO_OK)
-        status =
-            gpu_flag_write(q, beside, x->window, GPU_FLAG_SELF, x->flag_offset, x->epoch, phase);
+        status = gpu_flag_write(q, beside, x, GPU_FLAG_SELF, phase);
     return status;
 }
 
@@ -378,8 +385,7 @@ static epo_status pairs(epo_queue *q, const epo_exchange *x, const epo_deps *dep
     if (status == EPO_OK && packed)
         status = gpu_staging_copied(q, deps->name);
     if (status == EPO_OK)
-        status = gpu_flag_write(q, q->stream, x->window, GPU_FLAG_ARRIVED, x->flag_offset, x->epoch,
-                                deps->name);
+        status = gpu_flag_write(q, q->stream, x, GPU_FLAG_ARRIVED, deps->name);
     return status;
 }
 
@@ -389,21 +395,21 @@ static epo_status pairs(epo_queue *q, const epo_exchange *x, const epo_deps *dep
 static epo_status exchange_part(epo_queue *q, const epo_exchange *x, const epo_deps *deps,
                                 bool stale) {
     const bool sums = has_sums(x);
-    const bool stores = q->be->one_sided && (by_kernel(q, x) || (sums && !by_engines(q, x)));
+    const bool reached = reaches(q->be, x->scope);
+    const bool stores = reached && (by_kernel(q, x) || (sums && !by_engines(q, x)));
     epo_status status = EPO_OK;
     if (stores || x->nsend == 0 || !second_stream(q, x))
         status = gpu_staging_settle(q, deps->name);
     if (status != EPO_OK)
         return status;
-    if (q->be->one_sided && x->nsend == 0)
-        return gpu_flag_write(q, q->stream, x->window, GPU_FLAG_ALL, x->flag_offset, x->epoch,
-                              deps->name);
+    if (reached && x->nsend == 0)
+        return gpu_flag_write(q, q->stream, x, GPU_FLAG_ALL, deps->name);
     if (stores)
         return !sums && few_launches(x) ? push_few(q, x, deps->name) : push(q, x, deps->name);
     const char **from = calloc((size_t)x->nsend + 1, sizeof *from);
     if (from == NULL)
         return epo_fail(EPO_E_NOMEM, "rank %d: no memory for %d segments", q->be->rank, x->nsend);
-    status = q->be->one_sided ? copy(q, x, deps, stale, from) : pairs(q, x, deps, from);
+    status = reached ? copy(q, x, deps, stale, from) : pairs(q, x, deps, from);
     q->stale = false; /* what follows without waits need not join again */
     free(from);
     return status;

@@ -62,28 +62,30 @@ typedef struct host_write {
     epo_window *w;
     unsigned flag;
     gpu_flag_to to;
+    epo_peers peers;
     uint64_t epoch;
 } host_write;
 
 static void host_write_run(void *ctx) {
     host_write *h = ctx;
     const epo_backend *be = h->w->be;
-    for (int i = 0; i < be->ranks; i++) {
+    for (int i = 0; i < h->peers.count; i++) {
+        const int rank = h->peers.first + i * h->peers.step;
         volatile uint64_t *word =
             h->w->words + (h->to == GPU_FLAG_ARRIVED ? flag_word(h->w, h->flag, be->rank, i)
-                                                     : flag_word(h->w, h->flag, i, be->rank));
-        if (flag_named(be, h->to, i) && __atomic_load_n(word, __ATOMIC_RELAXED) < h->epoch)
+                                                     : flag_word(h->w, h->flag, rank, h->peers.me));
+        if (flag_named(be, h->to, rank) && __atomic_load_n(word, __ATOMIC_RELAXED) < h->epoch)
             __atomic_store_n(word, h->epoch, __ATOMIC_RELEASE);
     }
     free(h);
 }
 
-static epo_status flag_write_host(epo_queue *q, cudaStream_t stream, epo_window *w, unsigned flag,
-                                  gpu_flag_to to, uint64_t epoch, const char *phase) {
+static epo_status flag_write_host(epo_queue *q, cudaStream_t stream, const host_write *write,
+                                  const char *phase) {
     host_write *h = malloc(sizeof *h);
     if (h == NULL)
         return epo_fail(EPO_E_NOMEM, "rank %d: no memory (%s)", q->be->rank, phase);
-    *h = (host_write){w, flag, to, epoch};
+    *h = *write;
     cudaError_t e = cudaLaunchHostFunc(stream, host_write_run, h);
     if (e != cudaSuccess) {
         free(h);
@@ -101,7 +103,7 @@ static epo_status flag_of(epo_queue *q, const epo_ready *ready, epo_window **win
         return epo_fail(EPO_E_ARG, "rank %d: a wait for %s names memory outside every window",
                         be->rank, ready->what);
     *window = w;
-    *first = ready->count == 1 && ready->peer >= 0 ? ready->peer : 0;
+    *first = ready->step == 0 && ready->count == 1 && ready->peer >= 0 ? ready->peer : 0;
     *flag = flag_find(w, (uint64_t)((const volatile char *)ready->flag - w->base) -
                              (uint64_t)*first * sizeof(uint64_t));
     return *flag == GPU_FLAGS ? flag_full(be, ready->what) : EPO_OK;
@@ -156,26 +158,31 @@ epo_status gpu_flag_wait(epo_queue *q, const epo_ready *ready) {
     return status == EPO_OK ? flag_hold(q, q->stream, w, flag, first, ready) : status;
 }
 
-epo_status gpu_flag_write(epo_queue *q, cudaStream_t stream, epo_window *w, gpu_flag_to to,
-                          uint64_t flag_offset, uint64_t epoch, const char *phase) {
+epo_status gpu_flag_write(epo_queue *q, cudaStream_t stream, const epo_exchange *x, gpu_flag_to to,
+                          const char *phase) {
     epo_backend *be = q->be;
-    const unsigned flag = flag_find(w, flag_offset);
+    epo_window *w = x->window;
+    const unsigned flag = flag_find(w, x->flag_offset);
+    const epo_peers peers = epo_peers_of(x->scope, be->rank, be->ranks, be->info.nodes);
+    const host_write write = {w, flag, to, peers, x->epoch};
     if (flag == GPU_FLAGS)
         return flag_full(be, phase);
     if (!be->stream_ops)
-        return flag_write_host(q, stream, w, flag, to, epoch, phase);
+        return flag_write_host(q, stream, &write, phase);
     CUstreamBatchMemOpParams ops[FLAG_BATCH];
     epo_status status = EPO_OK;
-    for (int i = 0; i < be->ranks && status == EPO_OK;) {
+    for (int i = 0; i < peers.count && status == EPO_OK;) {
         unsigned n = 0;
-        for (; i < be->ranks && n < FLAG_BATCH; i++) {
-            if (!flag_named(be, to, i))
+        for (; i < peers.count && n < FLAG_BATCH; i++) {
+            const int rank = peers.first + i * peers.step;
+            if (!flag_named(be, to, rank))
                 continue;
             memset(&ops[n], 0, sizeof ops[n]);
             ops[n].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
-            ops[n].writeValue.address = to == GPU_FLAG_ARRIVED ? flag_device(w, flag, be->rank, i)
-                                                               : flag_device(w, flag, i, be->rank);
-            ops[n].writeValue.value64 = epoch;
+            ops[n].writeValue.address = to == GPU_FLAG_ARRIVED
+                                            ? flag_device(w, flag, be->rank, i)
+                                            : flag_device(w, flag, rank, peers.me);
+            ops[n].writeValue.value64 = x->epoch;
             ops[n++].writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT; /* fenced: bytes first */
         }
         if (n > 0)
@@ -195,17 +202,18 @@ epo_status gpu_flag_raise(epo_queue *q, const epo_exchange *x, const char *phase
         q->stored = ptr;
         GPU_TRY(be, phase, cudaMemsetAsync(ptr, 0, GPU_PARTS * sizeof *q->stored, q->stream));
     }
-    *out = (gpu_raise){.words = (uint64_t *)(void *)w->words_dev,
+    const epo_peers peers = epo_peers_of(x->scope, be->rank, be->ranks, be->info.nodes);
+    *out = (gpu_raise){.words = (uint64_t *)(void *)w->words_dev + flag_word(w, 0, peers.first, 0),
                        .rank_step = flag_word(w, 0, 1, 0),
                        .epoch = x->epoch,
                        .stored = q->stored,
-                       .ranks = be->ranks,
+                       .ranks = peers.count,
                        .parts = x->parts > 1 ? x->parts : 1};
     for (int i = 0; i < out->parts; i++) {
         const unsigned flag = flag_find(w, x->flag_offset + (uint64_t)i * x->flag_step);
         if (flag == GPU_FLAGS)
             return flag_full(be, phase);
-        out->part[i].word = (uint32_t)flag_word(w, flag, 0, be->rank);
+        out->part[i].word = (uint32_t)flag_word(w, flag, 0, peers.me);
     }
     return EPO_OK;
 }

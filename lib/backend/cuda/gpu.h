@@ -116,8 +116,8 @@ struct epo_backend {
     int rank, ranks, device, sms;
     double timeout_s, warn_s;
     gpu_wait_mode wait_mode;
-    bool stream_ops; /* the device writes and waits for words by itself */
-    bool one_sided;
+    bool stream_ops;      /* the device writes and waits for words by itself */
+    bool one_sided;       /* ranks of a node write each other's memory */
     bool chains;          /* both products of the experts in one launch where it fits */
     bool grouped;         /* our GEMM kernels where they fit; else cuBLAS */
     int lend_sms;         /* that GEMMs leave to exchanges beside them */
@@ -130,6 +130,7 @@ struct epo_backend {
     bool bulk;            /* the device copies in bulk: kernels of flex_*.cu (sm_90) */
     bool sums;            /* exchanges sum rows on their way */
     bool shared_device;   /* another rank uses this GPU too */
+    bool any_shared;      /* some GPU has several ranks */
     gpu_words *words;     /* made by the first chain */
     gpu_meet *meet;
     gpu_memory_state *memory;
@@ -239,15 +240,15 @@ epo_status gpu_op_end(epo_queue *q, const epo_deps *deps);
 epo_status gpu_flag_wait(epo_queue *q, const epo_ready *ready);
 /* For a kernel that waits itself: the words as the device sees them, watched as above. */
 epo_status gpu_flag_watch(epo_queue *q, const epo_ready *ready, const uint64_t **words);
-/* Whose words become `epoch`, in the order of `stream`. */
+/* Whose words become the exchange's epoch, in the order of `stream`; of its scope. */
 typedef enum gpu_flag_to {
-    GPU_FLAG_ALL,    /* this rank's word at every rank */
+    GPU_FLAG_ALL,    /* this rank's word at every rank of the scope */
     GPU_FLAG_PEERS,  /* at every other rank */
     GPU_FLAG_SELF,   /* at this rank */
     GPU_FLAG_ARRIVED /* every sender's word at this rank: the two-sided exchange's end */
 } gpu_flag_to;
-epo_status gpu_flag_write(epo_queue *q, cudaStream_t stream, epo_window *w, gpu_flag_to to,
-                          uint64_t flag_offset, uint64_t epoch, const char *phase);
+epo_status gpu_flag_write(epo_queue *q, cudaStream_t stream, const epo_exchange *x, gpu_flag_to to,
+                          const char *phase);
 
 /* The same for a kernel of the queue that raises the exchange's flags to all itself. */
 epo_status gpu_flag_raise(epo_queue *q, const epo_exchange *x, const char *phase, gpu_raise *out);

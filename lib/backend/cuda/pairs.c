@@ -66,6 +66,7 @@ bool gpu_pairs_find(int *version, const char **why) {
 
 struct gpu_pairs {
     ncclComm_t comm;
+    epo_peers members; /* of the communicator, as ranks of the group */
     atomic_bool aborted;
 };
 
@@ -80,8 +81,17 @@ static epo_status pairs_fail(const epo_backend *be, const char *call, const char
             return pairs_fail((be), (name), (phase), r_);                                          \
     } while (0)
 
+/* All ranks; where several nodes are played in one machine and ranks share a GPU, which NCCL
+ * refuses, those that exchange across nodes. */
+static epo_peers pairs_members(const epo_backend *be) {
+    const bool links = be->info.nodes > 1 && be->any_shared;
+    return epo_peers_of(links ? EPO_SCOPE_LINK : EPO_SCOPE_GROUP, be->rank, be->ranks,
+                        be->info.nodes);
+}
+
 /* [collective] */
 epo_status gpu_pairs_create(epo_backend *be) {
+    const epo_peers members = pairs_members(be);
     struct {
         ncclUniqueId id;
         int ok;
@@ -92,23 +102,26 @@ epo_status gpu_pairs_create(epo_backend *be) {
     if (all == NULL)
         return epo_fail(EPO_E_NOMEM, "rank %d: no memory for %d ranks", be->rank, be->ranks);
     mine.ok = gpu_pairs_find(&version, &why);
-    if (mine.ok && be->rank == 0)
+    if (mine.ok && members.me == 0)
         mine.ok = api.unique(&mine.id) == ncclSuccess;
     epo_status status = gpu_meet_allgather(be->meet, &mine, sizeof mine, all);
     for (int r = 0; status == EPO_OK && r < be->ranks; r++)
         if (!all[r].ok)
             status = epo_fail(EPO_E_UNSUPPORTED,
-                              "rank %d cannot use NCCL (%s), and the ranks do not reach each "
-                              "other's memory; NCCL 2.18 or newer is needed",
-                              r, r == be->rank && why != NULL ? why : "its own message says why");
-    ncclUniqueId id = all[0].id;
+                              "rank %d cannot use NCCL (%s), and %s; NCCL 2.18 or newer is needed",
+                              r, r == be->rank && why != NULL ? why : "its own message says why",
+                              be->info.nodes > 1 ? "the group is on several nodes"
+                                                 : "the ranks do not reach each other's memory");
+    ncclUniqueId id = all[members.first].id;
     free(all);
     if (status != EPO_OK)
         return status;
     be->pairs = calloc(1, sizeof *be->pairs);
     if (be->pairs == NULL)
         return epo_fail(EPO_E_NOMEM, "rank %d: no memory for the communicator", be->rank);
-    PAIRS_TRY(be, "group", "ncclCommInitRank", api.init(&be->pairs->comm, be->ranks, id, be->rank));
+    be->pairs->members = members;
+    PAIRS_TRY(be, "group", "ncclCommInitRank",
+              api.init(&be->pairs->comm, members.count, id, members.me));
     return EPO_OK;
 }
 
@@ -129,6 +142,11 @@ void gpu_pairs_destroy(epo_backend *be, bool broken) {
     be->pairs = NULL;
 }
 
+/* The rank's number in the communicator. */
+static int pairs_of(const epo_backend *be, int rank) {
+    return (rank - be->pairs->members.first) / be->pairs->members.step;
+}
+
 static epo_status pairs_post(epo_queue *q, const epo_exchange *x, const char *const *src,
                              const char *phase) {
     epo_backend *be = q->be;
@@ -137,14 +155,15 @@ static epo_status pairs_post(epo_queue *q, const epo_exchange *x, const char *co
         const epo_segment *s = &x->send[i];
         if (s->peer != be->rank && s->rows > 0)
             PAIRS_TRY(be, phase, "ncclSend",
-                      api.send(src[i], s->rows * s->row_bytes, ncclInt8, s->peer, comm, q->stream));
+                      api.send(src[i], s->rows * s->row_bytes, ncclInt8, pairs_of(be, s->peer),
+                               comm, q->stream));
     }
     for (int i = 0; i < x->nrecv; i++) {
         const epo_arrival *a = &x->recv[i];
         if (a->peer != be->rank && a->bytes > 0)
             PAIRS_TRY(be, phase, "ncclRecv",
-                      api.recv(x->window->base + a->offset, a->bytes, ncclInt8, a->peer, comm,
-                               q->stream));
+                      api.recv(x->window->base + a->offset, a->bytes, ncclInt8,
+                               pairs_of(be, a->peer), comm, q->stream));
     }
     return EPO_OK;
 }
@@ -154,10 +173,17 @@ static epo_status pairs_post(epo_queue *q, const epo_exchange *x, const char *co
 epo_status gpu_pairs_exchange(epo_queue *q, const epo_exchange *x, const char *const *src,
                               const epo_deps *deps) {
     epo_backend *be = q->be;
+    const epo_peers to = epo_peers_of(x->scope, be->rank, be->ranks, be->info.nodes);
+    if (be->pairs->members.count < to.count || be->pairs->members.step > to.step)
+        return epo_fail(EPO_E_UNSUPPORTED,
+                        "rank %d: %s: ranks of several nodes share a GPU, which NCCL refuses: only "
+                        "flex is served then",
+                        be->rank, deps->name);
     PAIRS_TRY(be, deps->name, "ncclGroupStart", api.start());
     epo_status status = pairs_post(q, x, src, deps->name);
-    for (int p = 0; p < be->ranks && status == EPO_OK; p++) {
-        if (p == be->rank)
+    for (int i = 0; i < to.count && status == EPO_OK; i++) {
+        const int p = pairs_of(be, to.first + i * to.step);
+        if (i == to.me)
             continue;
         ncclResult_t r = api.send(be->pairs_word, 1, ncclInt8, p, be->pairs->comm, q->stream);
         if (r == ncclSuccess)

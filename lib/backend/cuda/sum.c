@@ -49,7 +49,8 @@ static epo_status sum_piece(epo_backend *be, float *data, uint64_t count, epo_se
     deps.wait[0] = (epo_ready){NULL,  (const volatile uint64_t *)(const void *)be->sum->base,
                                epoch, be->ranks,
                                -1,    "allreduce",
-                               -1};
+                               -1,    0,
+                               0};
     deps.nwait = 1;
     deps.signal = be->sum_done;
     if (status != EPO_OK || !gpu_op_begin(be->sum_queue, &deps, &status))

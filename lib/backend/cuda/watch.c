@@ -15,9 +15,7 @@
 
 typedef struct watch_entry {
     volatile uint64_t *words; /* NULL: an event */
-    uint64_t epoch;
-    int count, peer, chunk;
-    const char *what;
+    epo_ready ready;          /* what is waited for; its epoch and count */
     cudaEvent_t event;
     double since;
     bool warned;
@@ -45,8 +43,8 @@ static uint64_t word_load(volatile uint64_t *word) {
 static bool entry_done(const watch_entry *e) {
     if (e->words == NULL)
         return cudaEventQuery(e->event) != cudaErrorNotReady;
-    for (int i = 0; i < e->count; i++)
-        if (word_load(e->words + i) < e->epoch)
+    for (int i = 0; i < e->ready.count; i++)
+        if (word_load(e->words + i) < e->ready.epoch)
             return false;
     return true;
 }
@@ -57,14 +55,14 @@ static void entry_describe(const epo_backend *be, const watch_entry *e, double a
     char chunk[24] = "", who[256] = "";
     size_t used = 0;
     int missing = 0;
-    if (e->chunk >= 0 && strstr(e->what, "chunk") == NULL)
-        snprintf(chunk, sizeof chunk, " chunk %d", e->chunk);
-    else if (e->chunk >= 0)
-        snprintf(chunk, sizeof chunk, " %d", e->chunk);
-    for (int i = 0; e->words != NULL && i < e->count; i++) {
-        if (word_load(e->words + i) >= e->epoch)
+    if (e->ready.chunk >= 0 && strstr(e->ready.what, "chunk") == NULL)
+        snprintf(chunk, sizeof chunk, " chunk %d", e->ready.chunk);
+    else if (e->ready.chunk >= 0)
+        snprintf(chunk, sizeof chunk, " %d", e->ready.chunk);
+    for (int i = 0; e->words != NULL && i < e->ready.count; i++) {
+        if (word_load(e->words + i) >= e->ready.epoch)
             continue;
-        const int rank = e->count == 1 && e->peer >= 0 ? e->peer : i;
+        const int rank = epo_ready_writer(&e->ready, i);
         if (used + 16 < sizeof who)
             used +=
                 (size_t)snprintf(who + used, sizeof who - used, "%s%d", missing ? ", " : "", rank);
@@ -72,10 +70,10 @@ static void entry_describe(const epo_backend *be, const watch_entry *e, double a
     }
     if (e->words == NULL)
         snprintf(text, size, "rank %d: %s%s: not complete after %.0f s; a peer is missing",
-                 be->rank, e->what, chunk, age);
+                 be->rank, e->ready.what, chunk, age);
     else
         snprintf(text, size, "rank %d: %s%s: nothing from rank %s (%d of %d missing) after %.0f s",
-                 be->rank, e->what, chunk, who, missing, e->count, age);
+                 be->rank, e->ready.what, chunk, who, missing, e->ready.count, age);
 }
 
 static void watch_poison(epo_backend *be) {
@@ -83,8 +81,8 @@ static void watch_poison(epo_backend *be) {
     gpu_late_mark(be);
     w->poisoned = true;
     for (size_t i = 0; i < w->count; i++)
-        for (int k = 0; w->entry[i].words != NULL && k < w->entry[i].count; k++)
-            if (word_load(w->entry[i].words + k) < w->entry[i].epoch)
+        for (int k = 0; w->entry[i].words != NULL && k < w->entry[i].ready.count; k++)
+            if (word_load(w->entry[i].words + k) < w->entry[i].ready.epoch)
                 __atomic_store_n(w->entry[i].words + k, GPU_POISON, __ATOMIC_RELEASE);
 }
 
@@ -213,12 +211,12 @@ static epo_status watch_push(epo_backend *be, watch_entry entry) {
 }
 
 epo_status gpu_watch_add(epo_backend *be, volatile uint64_t *words, const epo_ready *r) {
-    return watch_push(
-        be, (watch_entry){words, r->epoch, r->count, r->peer, r->chunk, r->what, NULL, 0.0, false});
+    return watch_push(be, (watch_entry){.words = words, .ready = *r});
 }
 
 epo_status gpu_watch_event(epo_backend *be, cudaEvent_t event, const char *what, int chunk) {
-    return watch_push(be, (watch_entry){NULL, 0, 0, -1, chunk, what, event, 0.0, false});
+    const epo_ready ready = {.peer = -1, .what = what, .chunk = chunk};
+    return watch_push(be, (watch_entry){.ready = ready, .event = event});
 }
 
 void gpu_watch_forget(epo_backend *be, volatile uint64_t *words, uint64_t bytes) {
@@ -246,7 +244,7 @@ void gpu_watch_release(epo_backend *be) {
 }
 
 epo_status gpu_watch_poll(epo_backend *be, volatile uint64_t *words, const epo_ready *r) {
-    watch_entry e = {words, r->epoch, r->count, r->peer, r->chunk, r->what, NULL, gpu_now(), false};
+    watch_entry e = {.words = words, .ready = *r, .since = gpu_now()};
     char text[512];
     for (unsigned spins = 0; !entry_done(&e); spins++) {
         if (atomic_load(&be->late) != EPO_OK)

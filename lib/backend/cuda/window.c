@@ -69,11 +69,12 @@ static void peers_close(epo_backend *be, char **peer, bool *opened) {
             (void)cudaIpcCloseMemHandle(peer[r]);
 }
 
-/* [collective]  Opens every other rank's allocation.  The same verdict everywhere:
- * `mine` is what this rank has to say before. */
+/* [collective]  Opens the allocations of the other ranks of this node.  The same verdict
+ * everywhere: `mine` is what this rank has to say before. */
 static epo_status peers_open(epo_backend *be, epo_status mine, void *base, char **peer,
                              bool *opened) {
     window_card card, *all = calloc((size_t)be->ranks, sizeof *all);
+    const epo_peers node = epo_peers_of(EPO_SCOPE_NODE, be->rank, be->ranks, be->info.nodes);
     memset(&card, 0, sizeof card);
     if (mine == EPO_OK && all != NULL)
         mine = card_fill(be, &card, base);
@@ -90,7 +91,7 @@ static epo_status peers_open(epo_backend *be, epo_status mine, void *base, char 
                             r);
         else if (r == be->rank)
             peer[r] = base;
-        else
+        else if (r >= node.first && r < node.first + node.count)
             mine = card_open(be, &all[r], &peer[r], &opened[r]);
         snprintf(text, sizeof text, "%s", epo_fail_text());
     }

@@ -6,6 +6,7 @@
 
 #include "backend/host/convert.h"
 #include "backend/host/join.h"
+#include "backend/meet.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -55,6 +56,7 @@ static epo_backend *backend_new(const host_place *p) {
         .versions = be->versions,
         .rank = p->rank,
         .ranks = p->ranks,
+        .nodes = 1,
         .link_gbs = p->link.gbs,
         .link_us = p->link.us,
         .default_chunks = 4,
@@ -78,11 +80,15 @@ static epo_status host_open(const epo_backend_config *config, epo_backend **out)
     epo_status status = host_place_find(config, &place);
     if (status == EPO_OK)
         status = host_link_parse(getenv(EPO_ENV_HOST_LINK), &place.link);
+    int nodes = 1;
+    if (status == EPO_OK)
+        status = epo_nodes_read(config, &nodes);
     if (status != EPO_OK)
         return status;
     epo_backend *be = backend_new(&place);
     if (be == NULL)
         return epo_fail(EPO_E_NOMEM, "a group: need %zu bytes, have none", sizeof *be);
+    be->info.nodes = nodes;
     status = backend_meet(be, config, &place);
     if (status != EPO_OK)
         goto free_backend;

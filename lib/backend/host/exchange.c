@@ -70,10 +70,10 @@ static uint64_t copy_to_peer(epo_backend *be, const epo_exchange *x, int peer) {
     return bytes;
 }
 
-static void tell_peer(epo_backend *be, const epo_exchange *x, int peer) {
+static void tell_peer(epo_backend *be, const epo_exchange *x, int peer, int me) {
     unsigned char *window = x->window->base + (uint64_t)peer * x->window->stride;
     uint64_t *flags = (uint64_t *)(void *)(window + x->flag_offset);
-    __atomic_store_n(&flags[be->rank], x->epoch, __ATOMIC_RELEASE);
+    __atomic_store_n(&flags[me], x->epoch, __ATOMIC_RELEASE);
     host_bell_ring(be->shared, peer, HOST_EAR_FLAGS);
 }
 
@@ -99,9 +99,9 @@ static bool link_sleep(epo_backend *be, int64_t until) {
     return true;
 }
 
-static int peer_by_due(const int64_t *due, const bool *told, int ranks) {
+static int peer_by_due(const int64_t *due, const bool *told, int count) {
     int best = -1;
-    for (int p = 0; p < ranks; p++)
+    for (int p = 0; p < count; p++)
         if (!told[p] && (best < 0 || due[p] < due[best]))
             best = p;
     return best;
@@ -110,39 +110,42 @@ static int peer_by_due(const int64_t *due, const bool *told, int ranks) {
 static void exchange_run(host_worker *w, host_op *op) {
     epo_backend *be = w->be;
     const epo_exchange *x = &op->u.exchange;
+    const epo_peers to = epo_peers_of(x->scope, be->rank, be->ranks, be->info.nodes);
     bool linked = be->link.gbs > 0.0, told[HOST_RANKS_MAX] = {false};
     int64_t due[HOST_RANKS_MAX], now = host_now_ns();
-    for (int i = 1; i <= be->ranks; i++) { /* this rank last: others wait longer */
-        int peer = (be->rank + i) % be->ranks;
-        due[peer] = link_due(be, peer, copy_to_peer(be, x, peer), now);
+    for (int i = 1; i <= to.count; i++) { /* this rank last: others wait longer */
+        int n = (to.me + i) % to.count, peer = to.first + n * to.step;
+        due[n] = link_due(be, peer, copy_to_peer(be, x, peer), now);
         if (!linked || peer == be->rank) {
-            tell_peer(be, x, peer);
-            told[peer] = true;
+            tell_peer(be, x, peer, to.me);
+            told[n] = true;
         }
     }
-    for (int peer; (peer = peer_by_due(due, told, be->ranks)) >= 0; told[peer] = true) {
-        if (!link_sleep(be, due[peer]))
+    for (int n; (n = peer_by_due(due, told, to.count)) >= 0; told[n] = true) {
+        if (!link_sleep(be, due[n]))
             return;
-        tell_peer(be, x, peer);
+        tell_peer(be, x, to.first + n * to.step, to.me);
     }
 }
 
 static epo_status exchange_check(const epo_backend *be, const epo_exchange *x) {
     const uint64_t bytes = x->window->bytes;
+    const epo_peers to = epo_peers_of(x->scope, be->rank, be->ranks, be->info.nodes);
     if (x->flag_offset % 8 != 0 || x->flag_offset > bytes ||
         (uint64_t)be->ranks * 8 > bytes - x->flag_offset)
         return epo_fail(EPO_E_ARG, "flags of an exchange: found offset %llu, window of %llu bytes",
                         (unsigned long long)x->flag_offset, (unsigned long long)bytes);
     for (int i = 0; i < x->nsend; i++) {
         const epo_segment *s = &x->send[i];
-        if (s->peer < 0 || s->peer >= be->ranks || s->dst_offset > bytes ||
+        const int n = s->peer - to.first;
+        if (n < 0 || n % to.step != 0 || n / to.step >= to.count || s->dst_offset > bytes ||
             (s->row_bytes > 0 && s->rows > (bytes - s->dst_offset) / s->row_bytes))
             return epo_fail(
                 EPO_E_ARG,
-                "segment %d: %llu rows of %u bytes at %llu for rank %d of %d do not fit "
+                "segment %d: %llu rows of %u bytes at %llu for rank %d of %d (scope %d) do not fit "
                 "a window of %llu bytes",
                 i, (unsigned long long)s->rows, s->row_bytes, (unsigned long long)s->dst_offset,
-                s->peer, be->ranks, (unsigned long long)bytes);
+                s->peer, be->ranks, (int)x->scope, (unsigned long long)bytes);
     }
     return EPO_OK;
 }

@@ -170,10 +170,6 @@ bool host_ready_reached(const epo_ready *ready) {
     return true;
 }
 
-static int host_ready_writer(const epo_ready *ready, int i) {
-    return ready->count == 1 && ready->peer >= 0 ? ready->peer : i;
-}
-
 /* "dispatch chunk 2"; "barrier". */
 static void host_ready_what(const epo_ready *ready, char *text, size_t size) {
     const char *what = ready->what != NULL ? ready->what : "flag";
@@ -195,7 +191,7 @@ static void host_ready_late(epo_backend *be, const epo_ready *ready, char *text,
         if (host_flag_load(ready, i) >= ready->epoch)
             continue;
         char name[HOST_NODE_MAX + 48];
-        int writer = host_ready_writer(ready, i);
+        int writer = epo_ready_writer(ready, i);
         if (*first < 0)
             *first = i;
         else if (used + 8 >= size)
@@ -230,7 +226,7 @@ static bool host_ready_lost(epo_backend *be, const epo_ready *ready) {
     for (int i = 0; i < ready->count; i++) {
         if (host_flag_load(ready, i) >= ready->epoch)
             continue;
-        int writer = host_ready_writer(ready, i);
+        int writer = epo_ready_writer(ready, i);
         const char *why = host_peer_lost(be, writer);
         if ((why == NULL && !host_turn_differs(be, writer)) ||
             host_flag_load(ready, i) >= ready->epoch)
