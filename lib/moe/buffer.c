@@ -332,10 +332,13 @@ epo_status moe_buffer_destroy(epo_buffer *buffer) {
                      buffer->plans));
     /* Flags of the last pass may still be on their way to a peer's window. */
     epo_status status = moe_group_turn(group, EPO_TURN_BUFFER_END, NULL, moe_group_ok(group));
-    if (status == EPO_OK)
+    if (status == EPO_OK) {
         status = moe_group_drain(group);
-    if (status == EPO_OK)
-        status = group->ops->barrier(group->be);
+        if (status == EPO_OK)
+            status = group->ops->barrier(group->be);
+        if (status != EPO_OK) /* what is queued still must not write into a window that is gone */
+            status = moe_group_break(group, status);
+    }
     moe_tune_close(buffer);
     group->ops->window_destroy(group->be, buffer->window);
     group->buffers--;
