@@ -25,4 +25,20 @@ int epo_meeting_rank(const epo_meeting *meeting);
 int epo_meeting_ranks(const epo_meeting *meeting);
 void epo_meeting_end(epo_meeting *meeting); /* NULL is accepted */
 
+/* More memory for all: rank 0 makes it (zeroed, without a name, so that nothing is left
+ * however a process ends) and hands it out, the others take it after a collective call
+ * behind that.  `number` tells one such memory from another.  munmap() returns it. */
+epo_status epo_meeting_give(const epo_meeting *meeting, uint64_t bytes, uint64_t number,
+                            void **out);
+epo_status epo_meeting_take(const epo_meeting *meeting, uint64_t bytes, uint64_t number,
+                            void **out);
+
+/* A thread that lives as long as the group enters it, and leaves before it ends: so the
+ * others see how this process ends, even by SIGKILL. */
+void epo_meeting_enter(epo_meeting *meeting);
+void epo_meeting_leave(epo_meeting *meeting);
+/* "rank 1 (pid 71 on n2) ended without closing the group", in `text`: a rank that will do
+ * no more of what it has not done yet.  False: it may. */
+bool epo_meeting_lost(const epo_meeting *meeting, int rank, char *text, size_t size);
+
 #endif

@@ -228,6 +228,8 @@ bool host_forked(const epo_backend *be);
 epo_status host_status(epo_backend *be);
 /* HOST_PEER_DEAD is found here. */
 host_peer_state host_peer_look(host_shared *shared, int rank);
+/* "left the group": why that rank does nothing more; NULL: it may. */
+const char *host_peer_why_lost(host_shared *shared, const struct host_join *join, int rank);
 /* "rank 3 (pid 71 on n2)", "rank 3" for threads; of the group. */
 const char *host_peer_name(const host_shared *shared, int rank, char *text, size_t size);
 

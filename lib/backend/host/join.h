@@ -32,6 +32,9 @@ typedef struct host_name {
 /* A listening socket; EPO_E_STATE without text if a process of this user has the
  * name (its pid in *holder); names of other users' are passed over. */
 epo_status host_socket_listen(host_name *name, int *fd, int *holder);
+/* After a call below that returned -1: this process (or machine) has no descriptor or
+ * memory for a socket, and waiting will not help. */
+bool host_socket_starved(void);
 /* A connection to the listener of this user, -1 if there is none now. */
 int host_socket_connect(const host_name *name, int *pid);
 /* The next connection of this user, -1 if there is none now. */
@@ -62,6 +65,11 @@ void host_join_destroy(struct host_join *join);
 epo_status host_memfile_create(uint64_t bytes, bool named, int *fd);
 /* Maps it shared, after its size was checked. */
 epo_status host_memfile_map(int fd, uint64_t bytes, void **out);
+/* Rank 0 makes a file and sends it to all; the others take the one of that number, which
+ * is there once rank 0 has told them so. */
+epo_status host_memfile_give(const struct host_join *join, uint64_t bytes, uint64_t number,
+                             int *fd);
+epo_status host_memfile_take(const struct host_join *join, uint64_t number, int *fd);
 /* [collective]  Rank 0 makes a file of `bytes`; every rank maps it. */
 epo_status host_memfile_share(epo_backend *be, uint64_t bytes, void **out);
 

@@ -82,13 +82,16 @@ static epo_status lead_read_pending(lead *l) {
     return status;
 }
 
-static void lead_accept(lead *l) {
+static epo_status lead_accept(lead *l) {
     while (l->npending < LEAD_PENDING) {
         int fd = host_socket_accept(l->listener);
         if (fd < 0)
-            return;
+            return host_socket_starved()
+                       ? epo_fail(EPO_E_SYSTEM, "rank 0: a socket to a rank: %s", strerror(errno))
+                       : EPO_OK;
         l->pending[l->npending++] = fd;
     }
+    return EPO_OK;
 }
 
 /* Those that came must still be there. */
@@ -156,8 +159,9 @@ static epo_status lead_gather(lead *l) {
     epo_status status = EPO_OK;
     while (status == EPO_OK && l->come < l->place->ranks) {
         lead_poll(l);
-        lead_accept(l);
-        status = lead_read_pending(l);
+        status = lead_accept(l);
+        if (status == EPO_OK)
+            status = lead_read_pending(l);
         if (status == EPO_OK && l->come < l->place->ranks) {
             status = lead_check_lives(l);
             if (status == EPO_OK)
@@ -184,7 +188,8 @@ static void lead_refuse(lead *l, epo_status status) {
     int64_t until = host_now_ns() + LEAD_LINGER_NS;
     while (status != EPO_E_TIMEOUT && told < l->place->ranks && host_now_ns() < until) {
         lead_poll(l);
-        lead_accept(l);
+        if (lead_accept(l) != EPO_OK)
+            break;
         for (int i = 0; i < l->npending;) {
             host_hello h;
             int rc = host_socket_hello(l->pending[i], &h);
@@ -205,7 +210,7 @@ static void lead_refuse(lead *l, epo_status status) {
 
 /* Late ones of a complete group: their rank is taken. */
 static void lead_refuse_late(lead *l) {
-    lead_accept(l);
+    (void)lead_accept(l);
     for (int i = 0; i < l->npending; i++) {
         host_hello h;
         if (host_socket_hello(l->pending[i], &h) == 1) {
@@ -215,14 +220,21 @@ static void lead_refuse_late(lead *l) {
     }
 }
 
+static epo_status lead_memory(uint64_t bytes, int *fd, void **at) {
+    epo_status status = host_memfile_create(bytes, false, fd);
+    if (status == EPO_OK)
+        status = host_memfile_map(*fd, bytes, at);
+    if (status == EPO_OK)
+        return EPO_OK;
+    char text[EPO_ERROR_MAX - 16]; /* all ranks get it: whose memory it is */
+    snprintf(text, sizeof text, "%s", epo_fail_text());
+    return epo_fail(status, "rank 0: %s", text);
+}
+
 static epo_status lead_welcome(lead *l, host_shared **shared) {
     int fd = -1, ranks = l->place->ranks;
-    uint64_t bytes = host_shared_bytes(ranks);
     void *at;
-    epo_status status = host_memfile_create(bytes, false, &fd);
-    if (status != EPO_OK)
-        return status;
-    status = host_memfile_map(fd, bytes, &at);
+    epo_status status = lead_memory(host_shared_bytes(ranks), &fd, &at);
     if (status == EPO_OK) {
         host_shared *s = at;
         host_shared_init(s, ranks, false);
@@ -234,7 +246,8 @@ static epo_status lead_welcome(lead *l, host_shared **shared) {
             lead_answer(l->join->fd[r], EPO_OK, fd); /* one that is gone is missed later */
         *shared = s;
     }
-    close(fd);
+    if (fd >= 0)
+        close(fd);
     return status;
 }
 

@@ -7,13 +7,16 @@
 #include "backend/host/join.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 struct epo_meeting {
     host_place place;
     struct host_join *join;
     host_shared *shared;
+    bool entered;
 };
 
 epo_status epo_meet(const epo_backend_config *config, uint64_t bytes, epo_meeting **out,
@@ -48,4 +51,48 @@ void epo_meeting_end(epo_meeting *meeting) {
     munmap(meeting->shared, host_shared_bytes(meeting->place.ranks));
     host_join_destroy(meeting->join);
     free(meeting);
+}
+
+static epo_status memory_map(epo_status status, int fd, uint64_t bytes, void **out) {
+    if (status == EPO_OK)
+        status = host_memfile_map(fd, bytes, out);
+    if (fd >= 0)
+        close(fd);
+    return status;
+}
+
+epo_status epo_meeting_give(const epo_meeting *m, uint64_t bytes, uint64_t number, void **out) {
+    int fd = -1;
+    epo_status status = host_memfile_give(m->join, bytes, number, &fd);
+    return memory_map(status, fd, bytes, out);
+}
+
+epo_status epo_meeting_take(const epo_meeting *m, uint64_t bytes, uint64_t number, void **out) {
+    int fd = -1;
+    epo_status status = host_memfile_take(m->join, number, &fd);
+    return memory_map(status, fd, bytes, out);
+}
+
+void epo_meeting_enter(epo_meeting *m) {
+    host_peer *me = &m->shared->peer[m->place.rank];
+    m->entered = pthread_mutex_lock(&me->alive) == 0;
+    if (m->entered)
+        atomic_store(&me->state, HOST_PEER_HERE);
+}
+
+void epo_meeting_leave(epo_meeting *m) {
+    host_peer *me = &m->shared->peer[m->place.rank];
+    if (!m->entered)
+        return;
+    atomic_store(&me->state, HOST_PEER_LEFT);
+    pthread_mutex_unlock(&me->alive);
+    m->entered = false;
+}
+
+bool epo_meeting_lost(const epo_meeting *m, int rank, char *text, size_t size) {
+    char name[HOST_NODE_MAX + 48];
+    const char *why = host_peer_why_lost(m->shared, m->join, rank);
+    if (why != NULL)
+        snprintf(text, size, "%s %s", host_peer_name(m->shared, rank, name, sizeof name), why);
+    return why != NULL;
 }

@@ -38,8 +38,10 @@ epo_status host_memfile_create(uint64_t bytes, bool named, int *out) {
         fd = memfile_named();
     if (fd < 0)
         return epo_fail(EPO_E_SYSTEM, "shared memory: %s", strerror(errno));
-    if (fchmod(fd, 0600) != 0 || ftruncate(fd, (off_t)bytes) != 0) {
-        int why = errno;
+    int why = fchmod(fd, 0600) != 0 || ftruncate(fd, (off_t)bytes) != 0 ? errno : 0;
+    if (why == 0 && !sealed) /* /dev/shm may be small: told here, not by SIGBUS at a write */
+        why = posix_fallocate(fd, 0, (off_t)bytes);
+    if (why != 0) {
         close(fd);
         return epo_fail(EPO_E_NOMEM, "shared memory: need %llu bytes, have less (%s)",
                         (unsigned long long)bytes, strerror(why));
@@ -50,9 +52,16 @@ epo_status host_memfile_create(uint64_t bytes, bool named, int *out) {
     return EPO_OK;
 }
 
+static epo_status descriptor_lost(void) {
+    return epo_fail(EPO_E_SYSTEM, "shared memory that came from rank 0: its descriptor was lost; "
+                                  "this process may have too many open (ulimit -n)");
+}
+
 epo_status host_memfile_map(int fd, uint64_t bytes, void **out) {
     struct stat st;
-    if (fd < 0 || fstat(fd, &st) != 0 || (uint64_t)st.st_size != bytes)
+    if (fd < 0)
+        return descriptor_lost();
+    if (fstat(fd, &st) != 0 || (uint64_t)st.st_size != bytes)
         return epo_fail(EPO_E_SYSTEM,
                         "shared memory that came from rank 0: not a file of %llu bytes",
                         (unsigned long long)bytes);
@@ -64,26 +73,27 @@ epo_status host_memfile_map(int fd, uint64_t bytes, void **out) {
     return EPO_OK;
 }
 
-/* Rank 0 has sent before it agrees, so what others look for is there already. */
-static epo_status memfile_hand_out(epo_backend *be, uint64_t bytes, uint64_t number, int *fd) {
+epo_status host_memfile_give(const struct host_join *join, uint64_t bytes, uint64_t number,
+                             int *fd) {
     epo_status status = host_memory_check(bytes, "windows of all ranks");
     if (status == EPO_OK)
         status = host_memfile_create(bytes, false, fd);
-    for (int r = 1; r < be->ranks && status == EPO_OK; r++)
-        if (!host_socket_send(be->join->fd[r], &number, sizeof number, *fd))
+    for (int r = 1; r < join->ranks && status == EPO_OK; r++)
+        if (!host_socket_send(join->fd[r], &number, sizeof number, *fd))
             status = epo_fail(EPO_E_PEER, "rank %d does not take the window's memory: %s", r,
                               strerror(errno));
     return status;
 }
 
-static epo_status memfile_take(epo_backend *be, uint64_t number, int *fd) {
+epo_status host_memfile_take(const struct host_join *join, uint64_t number, int *fd) {
     for (;;) { /* what an earlier, failed call has left is passed over */
         uint64_t got = 0;
-        int rc = host_socket_receive(be->join->fd[0], &got, sizeof got, fd);
+        int rc = host_socket_receive(join->fd[0], &got, sizeof got, fd);
         if (rc <= 0)
-            return epo_fail(EPO_E_PEER, "rank %d: rank 0 sent no memory for the window", be->rank);
-        if (got == number && *fd >= 0)
-            return EPO_OK;
+            return epo_fail(EPO_E_PEER, "rank %d: rank 0 sent no memory for the window",
+                            join->rank);
+        if (got == number)
+            return *fd >= 0 ? EPO_OK : descriptor_lost();
         if (*fd >= 0)
             close(*fd);
         *fd = -1;
@@ -95,10 +105,10 @@ epo_status host_memfile_share(epo_backend *be, uint64_t bytes, void **out) {
     void *at = NULL;
     uint64_t number = be->barriers;
     epo_status status =
-        host_agree(be, be->rank == 0 ? memfile_hand_out(be, bytes, number, &fd) : EPO_OK);
+        host_agree(be, be->rank == 0 ? host_memfile_give(be->join, bytes, number, &fd) : EPO_OK);
     if (status == EPO_OK) {
         if (be->rank != 0)
-            status = memfile_take(be, number, &fd);
+            status = host_memfile_take(be->join, number, &fd);
         if (status == EPO_OK)
             status = host_memfile_map(fd, bytes, &at);
         status = host_agree(be, status);

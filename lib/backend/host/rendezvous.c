@@ -10,6 +10,7 @@
 
 #include "backend/host/join.h"
 
+#include <errno.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,6 +30,9 @@ static epo_status follow_connect(const host_place *place, const host_name *name,
     int64_t from = host_now_ns(), nap = 1000000;
     bool nodes_checked = false, warned = false;
     while ((*fd = host_socket_connect(name, pid)) < 0) {
+        if (host_socket_starved())
+            return epo_fail(EPO_E_SYSTEM, "rank %d: a socket to meet rank 0: %s", place->rank,
+                            strerror(errno));
         int64_t now = host_now_ns(), waited = now - from;
         char node[HOST_NODE_MAX], where[HOST_NODE_MAX + 8] = "";
         if (!nodes_checked && waited >= JOIN_NODES_NS) {

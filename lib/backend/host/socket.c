@@ -47,7 +47,12 @@ static int connect_one(const host_name *name, int suffix, int *pid) {
     if (connect(fd, (struct sockaddr *)&address, length) == 0 && socket_ours(fd, pid))
         return fd;
     close(fd);
+    errno = ECONNREFUSED;
     return -1;
+}
+
+bool host_socket_starved(void) {
+    return errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS;
 }
 
 epo_status host_socket_listen(host_name *name, int *fd, int *holder) {
@@ -80,7 +85,7 @@ epo_status host_socket_listen(host_name *name, int *fd, int *holder) {
 int host_socket_connect(const host_name *name, int *pid) {
     int fd = -1;
     for (int suffix = 0; suffix < HOST_SUFFIXES && fd < 0; suffix++)
-        fd = connect_one(name, suffix, pid);
+        fd = connect_one(name, suffix, pid); /* errno: the last one's */
     return fd;
 }
 

@@ -145,6 +145,19 @@ host_peer_state host_peer_look(host_shared *shared, int rank) {
     return HOST_PEER_DEAD;
 }
 
+const char *host_peer_why_lost(host_shared *shared, const struct host_join *join, int rank) {
+    switch (host_peer_look(shared, rank)) {
+    case HOST_PEER_DEAD: return "ended without closing the group";
+    case HOST_PEER_LEFT: return "left the group";
+    case HOST_PEER_COMING:
+        if (join != NULL && host_join_hung_up(join, rank))
+            return "ended while the group was made";
+        break;
+    case HOST_PEER_HERE: break;
+    }
+    return NULL;
+}
+
 const char *host_peer_name(const host_shared *shared, int rank, char *text, size_t size) {
     const host_peer *peer = &shared->peer[rank];
     if (shared->threads)
@@ -206,19 +219,11 @@ static void host_ready_late(epo_backend *be, const epo_ready *ready, char *text,
 
 /* Why a peer will not write a flag that is missing still; NULL: it may. */
 static const char *host_peer_lost(epo_backend *be, int rank) {
-    switch (host_peer_look(be->shared, rank)) {
-    case HOST_PEER_DEAD: return "ended without closing the group";
-    case HOST_PEER_LEFT: return "left the group";
-    case HOST_PEER_COMING:
-        if (be->join != NULL && host_join_hung_up(be->join, rank))
-            return "ended while the group was made";
-        break;
-    case HOST_PEER_HERE: break;
-    }
+    const char *why = host_peer_why_lost(be->shared, be->join, rank);
     uint64_t refused = atomic_load(&be->shared->peer[rank].refused);
-    return refused != 0 && refused >= atomic_load(&be->turns)
-               ? "refused its arguments of the same call, as its own error tells"
-               : NULL;
+    if (why == NULL && refused != 0 && refused >= atomic_load(&be->turns))
+        why = "refused its arguments of the same call, as its own error tells";
+    return why;
 }
 
 /* Finds one that is lost, or waits in another call. */
