@@ -11,6 +11,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define LEFT 190
 #define PLOT 1200
@@ -198,9 +200,13 @@ epo_status profile_draw_svg(profile_view *v, size_t unit, const char *path) {
     FILE *out = fopen(path, "we");
     if (out == NULL)
         return epo_fail(EPO_E_SYSTEM, "%s: cannot be written: %s", path, strerror(errno));
+    struct stat made;
+    const bool file = fstat(fileno(out), &made) == 0 && S_ISREG(made.st_mode);
     epo_status status = draw(out, v, unit);
     bool failed = ferror(out) != 0;
     if ((fclose(out) != 0 || failed) && status == EPO_OK)
         status = epo_fail(EPO_E_SYSTEM, "%s: cannot be written: %s", path, strerror(errno));
+    if (status != EPO_OK && file) /* half a picture is none */
+        (void)unlink(path);
     return status;
 }
