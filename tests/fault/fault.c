@@ -15,42 +15,11 @@
 
 #include "fault.h"
 
-#include <net/if.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
-#include <sys/mount.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <unistd.h>
-
-/* ---- the place ---- */
-
-static void loopback_up(void) {
-    struct ifreq r = {.ifr_name = "lo"};
-    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (fd < 0)
-        return;
-    if (ioctl(fd, SIOCGIFFLAGS, &r) == 0) {
-        r.ifr_flags = (short)(r.ifr_flags | IFF_UP);
-        (void)ioctl(fd, SIOCSIFFLAGS, &r);
-    }
-    close(fd);
-}
-
-/* Names of sockets and of shared memory that nobody else uses, where that is allowed. */
-static bool stand_apart(void) {
-    if (!device_is_host() || unshare(CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC) != 0)
-        return false;
-    loopback_up();
-    return mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
-           (getenv("FAULT_SHM") != NULL ||
-            mount("fault", "/dev/shm", "tmpfs", 0, "size=64m,mode=1777") == 0);
-}
-
-/* ---- cases ---- */
 
 static int find(const char *word, const char *(*name)(int)) {
     for (int i = 0; name(i) != NULL; i++)
@@ -71,7 +40,7 @@ static const char *next_job(const fault_case *c) {
     fault_case healthy = {.ranks = c->ranks, .limit_s = 20, .apart = c->apart};
     watch w;
     int rank;
-    const bool good = watch_run(&w, &healthy) && judge_ranks(&w, &rank) == NULL;
+    const bool good = watch_run(&w, &healthy, NULL) && judge_ranks(&w, &rank) == NULL;
     watch_end(&w);
     return good ? "runs" : "does not run";
 }
@@ -80,7 +49,7 @@ static int run_case(const fault_case *c) {
     watch w;
     char left[80], line[TEXT];
     int rank = 0;
-    const bool ended = watch_run(&w, c);
+    const bool ended = watch_run(&w, c, NULL);
     const char *wrong = ended ? judge_ranks(&w, &rank) : "did not end by itself";
     const int ms = judge_ms(&w);
     const bool nothing = judge_left(&w, left, sizeof left);

@@ -75,6 +75,8 @@ typedef enum twist {
     TWIST_LEAVE, /* gives everything back after the forward call */
     TWIST_ALLOC, /* its memory (the caller's) ends during the forward call */
     TWIST_FULL,  /* its device's memory is full before the buffer is made */
+    TWIST_FILES, /* it may open no more files */
+    TWIST_CLOCK, /* its clocks are hours ahead (a time namespace): nothing may fail */
     TWISTS
 } twist;
 
@@ -84,8 +86,12 @@ typedef struct fault_case {
     twist twist;
     int ranks;
     double limit_s; /* of the group */
+    bool plain;     /* alltoall and experts of the engine's, else flex and the job's own */
     bool apart;     /* this process has namespaces of its own, so that names can be counted */
 } fault_case;
+
+/* All that was asked for is that the job runs. */
+bool must_run(const fault_case *c);
 
 /* In memory that the judge and the ranks share. */
 typedef struct board {
@@ -110,15 +116,19 @@ typedef struct watch {
     board *b;
     int err[FAULT_RANKS]; /* what each writes to stderr */
     int exit[FAULT_RANKS];
-    int64_t end_ns[FAULT_RANKS];
+    int64_t start_ns, end_ns[FAULT_RANKS];
     bool ended[FAULT_RANKS];
 } watch;
 
 /* ---- watch.c ---- */
 
-/* Runs the job; false: somebody had to be ended. */
-bool watch_run(watch *w, const fault_case *c);
+/* Runs the job; false: somebody had to be ended.  `ready`, if not NULL, runs in each rank's
+ * process first. */
+bool watch_run(watch *w, const fault_case *c, void (*ready)(int rank));
 void watch_end(watch *w);
+/* Namespaces of its own for this process, so that names of sockets and of shared memory are
+ * nobody else's; false where that is not allowed. */
+bool stand_apart(void);
 
 /* ---- judge.c ---- */
 
@@ -126,6 +136,8 @@ void watch_end(watch *w);
 const char *judge_ranks(const watch *w, int *rank);
 /* A line of a survivor's, or of the victim's where nobody else has one. */
 void judge_line(const watch *w, char *text, size_t size);
+/* One rank's, "|" between lines. */
+void judge_line_of(const watch *w, int rank, char *text, size_t size);
 /* From the strike to the last survivor's end. */
 int judge_ms(const watch *w);
 /* Processes, and where names are nobody else's: sockets and files.  True: nothing. */

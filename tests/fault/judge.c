@@ -64,6 +64,8 @@ static const struct {
     [TWIST_LEAVE] = {"leaves early", "rank 1"},
     [TWIST_ALLOC] = {"memory ends in forward", "rank 1"},
     [TWIST_FULL] = {"memory full", "rank 1"},
+    [TWIST_FILES] = {"descriptors exhausted", "rank 1"},
+    [TWIST_CLOCK] = {"clocks hours ahead", ""},
 };
 
 const char *phase_name(int p) { return p >= 0 && p < PHASES ? phases[p].name : NULL; }
@@ -93,6 +95,10 @@ static bool has_word(const fault_case *c, const char *text) {
     return false;
 }
 
+bool must_run(const fault_case *c) {
+    return c->kind == NOTHING || c->kind == SLOW || (c->kind == TWISTED && c->twist == TWIST_CLOCK);
+}
+
 /* What is wrong with the end of `rank`; NULL: nothing. */
 static const char *judge_rank(const watch *w, int rank) {
     const fault_case *c = &w->b->c;
@@ -101,7 +107,7 @@ static const char *judge_rank(const watch *w, int rank) {
     /* Its work done, nobody waits for another. */
     if (c->kind != TWISTED && c->phase == PHASE_DESTROY && rank != VICTIM && w->exit[rank] == 0)
         return NULL;
-    if (c->kind == NOTHING || c->kind == SLOW) {
+    if (must_run(c)) {
         if (w->exit[rank] != 0)
             return w->exit[rank] == 2 ? "wrong numbers" : "failed";
         return NULL;
@@ -122,10 +128,10 @@ static const char *judge_rank(const watch *w, int rank) {
 }
 
 int judge_ms(const watch *w) {
-    const int64_t struck = atomic_load(&w->b->struck_ns);
+    const int64_t at = atomic_load(&w->b->struck_ns), struck = at != 0 ? at : w->start_ns;
     int64_t worst = 0;
     for (int r = 0; r < w->b->c.ranks; r++)
-        if ((r != VICTIM || w->b->c.kind == SLOW) && w->end_ns[r] - struck > worst)
+        if ((r != VICTIM || must_run(&w->b->c)) && w->end_ns[r] - struck > worst)
             worst = w->end_ns[r] - struck;
     return (int)(worst / 1000000);
 }
@@ -139,17 +145,21 @@ const char *judge_ranks(const watch *w, int *rank) {
     return wrong;
 }
 
-void judge_line(const watch *w, char *text, size_t size) {
-    text[0] = '\0';
-    for (int r = 0; r < w->b->c.ranks; r++)
-        if (text[0] == '\0' || r != VICTIM) {
-            read_lines(w->err[r], text, size);
-            if (text[0] != '\0' && r != VICTIM)
-                break;
-        }
+void judge_line_of(const watch *w, int rank, char *text, size_t size) {
+    read_lines(w->err[rank], text, size);
     for (char *c = text; *c != '\0'; c++)
         if (*c == '\n' || *c == '\t')
             *c = c[1] == '\0' ? '\0' : '|';
+}
+
+void judge_line(const watch *w, char *text, size_t size) {
+    judge_line_of(w, VICTIM, text, size);
+    for (int r = w->b->c.ranks - 1; r >= 0; r--) {
+        char line[TEXT];
+        judge_line_of(w, r, line, sizeof line);
+        if (r != VICTIM && line[0] != '\0')
+            snprintf(text, size, "%s", line);
+    }
 }
 
 static int count_lines(const char *path, const char *with) {

@@ -54,7 +54,7 @@ FLEX := flex_fp8 flex_plan flex_rows flex_segments flex_sum kernels
 $(O)/bench_flex: $(O)/tests/gpu/bench_flex.o $(O)/tests/gpu/flex_side.o $(O)/tests/gpu/flex_check.o $(FLEX:%=$(O)/lib/backend/cuda/%.cu.o) $(O)/lib/backend/route.o $(O)/lib/backend/route_flex.o
 	$(CC) -pthread -o $@ $^ $(LIBS)
 # One rank is struck, the others have to end well (tests/fault/run.sh).
-FAULT := fault judge watch strike job device_cuda
+FAULT := fault judge watch strike job apart device_cuda
 $(O)/fault: $(FAULT:%=$(O)/tests/fault/%.o) $(O)/engine.a
 	$(CC) -pthread -o $@ $^ $(LIBS)
 include tests/gpu/tools.mk

@@ -9,10 +9,8 @@
 #include "unit.h"
 
 #include "backend/host/join.h"
-#include "backend/meet.h"
 
 #include <sched.h>
-#include <sys/mount.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -632,92 +630,6 @@ static void memory_has_no_name(void) {
     }
 }
 
-/* ---- meet.h, which other backends of processes use --------------------------------- */
-
-typedef struct meet_block {
-    _Atomic int come[4];
-} meet_block;
-
-static void meet_all(meet_block *b, int ranks, int step) {
-    atomic_fetch_add(&b->come[step], 1);
-    while (atomic_load(&b->come[step]) < ranks)
-        nap_ms(1);
-}
-
-static void meet_and_share(procs *all, proc *me) {
-    epo_meeting *m = NULL;
-    void *block = NULL, *more = NULL;
-    char text[200];
-    EXPECT(me, epo_meet(&me->config, 4096, &m, &block) == EPO_OK);
-    if (m == NULL)
-        return;
-    int rank = epo_meeting_rank(m);
-    EXPECT(me, epo_meeting_ranks(m) == all->n);
-    epo_meeting_enter(m);
-    if (rank == 0)
-        EXPECT(me, epo_meeting_give(m, 20480, 7, &more) == EPO_OK);
-    meet_all(block, all->n, 0);
-    if (rank != 0)
-        EXPECT(me, epo_meeting_take(m, 20480, 7, &more) == EPO_OK);
-    if (more != NULL)
-        ((_Atomic int *)more)[rank] = rank + 1;
-    meet_all(block, all->n, 1);
-    for (int r = 0; r < all->n && more != NULL; r++) {
-        EXPECT(me, ((_Atomic int *)more)[r] == r + 1);
-        EXPECT(me, !epo_meeting_lost(m, r, text, sizeof text));
-    }
-    meet_all(block, all->n, 2);
-    if (rank == 1)
-        raise(SIGKILL);
-    if (rank == 2)
-        epo_meeting_leave(m);
-    while (rank == 0 && !epo_meeting_lost(m, 1, text, sizeof text))
-        nap_ms(1);
-    EXPECT(me, rank != 0 || (text_has(text, "rank 1") && text_has_pid(text, all->p[1].pid) &&
-                             text_has(text, "ended without closing the group")));
-    while (rank == 0 && !epo_meeting_lost(m, 2, text, sizeof text))
-        nap_ms(1);
-    EXPECT(me, rank != 0 || (text_has(text, "rank 2") && text_has(text, "left the group")));
-    if (rank == 0)
-        epo_meeting_leave(m);
-    epo_meeting_end(m);
-}
-
-static void a_meeting_shares_and_tells_who_is_lost(void) {
-    procs *all = procs_new(3, 10.0, meet_and_share);
-    CU_ASSERT_FALSE(procs_run(all)); /* rank 1 was killed */
-    CU_ASSERT_EQUAL(procs_failures(all), 0);
-    procs_free(all);
-}
-
-/* Told when it is made, not by a signal when it is written to. */
-static void a_small_dev_shm(procs *all, proc *me) {
-    (void)all;
-    int fd = -1;
-    if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
-        mount("small", "/dev/shm", "tmpfs", 0, "size=1m") != 0) {
-        me->mark = -1;
-        return;
-    }
-    EXPECT(me, host_memfile_create(65536, true, &fd) == EPO_OK);
-    close(fd);
-    proc_note(me, host_memfile_create(4 << 20, true, &fd));
-    EXPECT(me, host_memfile_create(65536, true, &fd) == EPO_OK); /* nothing was left */
-}
-
-static void dev_shm_is_too_small(void) {
-    procs *all = procs_new(1, 5.0, a_small_dev_shm);
-    CU_ASSERT_TRUE(procs_run(all));
-    if (all->p[0].mark == -1) {
-        puts("(left out: a mount of its own is not allowed here) ");
-    } else {
-        CU_ASSERT_EQUAL(procs_failures(all), 0);
-        CU_ASSERT_EQUAL(all->p[0].status, EPO_E_NOMEM);
-        CU_ASSERT(text_has(all->p[0].text, "need 4194304 bytes"));
-    }
-    procs_free(all);
-}
-
 static void memory_that_is_not_there(void) {
     CU_ASSERT_EQUAL(host_memory_check(UINT64_C(1) << 60, "windows"), EPO_E_NOMEM);
     unsigned long long need = 0, have = 0;
@@ -748,8 +660,6 @@ int main(void) {
         {"a rank that stops", a_rank_that_stops},
         {"a bootstrap of the caller's", a_bootstrap_of_the_callers},
         {"memory has no name", memory_has_no_name},
-        {"a meeting shares memory and tells who is lost", a_meeting_shares_and_tells_who_is_lost},
-        {"a /dev/shm that is too small", dev_shm_is_too_small},
         {"memory that is not there", memory_that_is_not_there},
         CU_TEST_INFO_NULL,
     };
