@@ -3,12 +3,9 @@
 
 #include "core/status.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define STREAMS_MAX 32768
 #define NAME_MAX_ 1024 /* bytes kept of a kernel's name; the class is told from all of it */
@@ -517,38 +514,4 @@ epo_status epo_profile_measure(epo_profile *p, size_t index, int64_t from, int64
         epo_span_reader_close(s->lanes[c].reader);
     free(s);
     return status;
-}
-
-/* ---- files --------------------------------------------------------------- */
-
-epo_status epo_profile_read(const char *path, const epo_profile_options *options,
-                            epo_profile **out) {
-    char head[16] = "";
-    if (strcmp(path, "-") == 0)
-        return epo_lines_fail(epo_profile_read_chrome(path, options, out), path);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read(fd, head, sizeof head);
-    int error = errno;
-    if (fd >= 0)
-        close(fd);
-    if (n < 0)
-        return epo_fail(EPO_E_SYSTEM, "%s: cannot be read: %s", path, strerror(error));
-    if (n == 0)
-        return epo_fail(EPO_E_ARG, "%s: is empty", path);
-    if (n >= 15 && memcmp(head, "SQLite format 3", 15) == 0)
-        return epo_lines_fail(epo_profile_read_nsight(path, options, out), path);
-    if (n >= 2 && (unsigned char)head[0] == 0x1f && (unsigned char)head[1] == 0x8b)
-        return epo_fail(EPO_E_ARG, "%s: is compressed: zcat it into ep-overlap profile -", path);
-    const char *dot = strrchr(path, '.');
-    if (dot != NULL && (strcmp(dot, ".nsys-rep") == 0 || strcmp(dot, ".qdrep") == 0))
-        return epo_fail(EPO_E_ARG, "%s: first export it: nsys export --type sqlite %s", path, path);
-    for (ssize_t i = 0; i < n; i++) {
-        if (head[i] == '{' || head[i] == '[')
-            return epo_lines_fail(epo_profile_read_chrome(path, options, out), path);
-        if (strchr(" \t\r\n\xEF\xBB\xBF", head[i]) == NULL || head[i] == '\0')
-            break;
-    }
-    return epo_fail(EPO_E_ARG,
-                    "%s: neither an SQLite export of Nsight Systems nor a Chrome trace (byte 1)",
-                    path);
 }
