@@ -16,27 +16,6 @@
 /* Where a value came from, for messages. */
 typedef enum origin { FROM_CALLER, FROM_JOB, FROM_DEFAULT } origin;
 
-bool epo_text_seconds(const char *text, double *out) {
-    double value = 0, unit = 1;
-    int digits = 0;
-    bool point = false;
-    for (const char *c = text; *c != '\0'; c++) {
-        if (*c == '.' && !point) {
-            point = true;
-        } else if (*c >= '0' && *c <= '9') {
-            digits++;
-            value = 10 * value + (*c - '0');
-            unit *= point ? 10 : 1;
-        } else {
-            return false;
-        }
-    }
-    if (digits == 0 || digits > 15)
-        return false;
-    *out = value / unit;
-    return true;
-}
-
 static const char *value_of(const char *name) {
     const char *value = getenv(name);
     return value == NULL || *value == '\0' ? NULL : value;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ranks.c - rank and number of ranks from the launcher's environment.
+ * ranks.c - rank and number of ranks from the launcher's environment; numbers in text.
  */
 #include "preload/environment.h"
 
@@ -37,6 +37,27 @@ bool epo_text_int(const char *text, int *out) {
             return false;
     }
     *out = (int)value;
+    return true;
+}
+
+bool epo_text_seconds(const char *text, double *out) {
+    double value = 0, unit = 1;
+    int digits = 0;
+    bool point = false;
+    for (const char *c = text; *c != '\0'; c++) {
+        if (*c == '.' && !point) {
+            point = true;
+        } else if (*c >= '0' && *c <= '9') {
+            digits++;
+            value = 10 * value + (*c - '0');
+            unit *= point ? 10 : 1;
+        } else {
+            return false;
+        }
+    }
+    if (digits == 0 || digits > 15)
+        return false;
+    *out = value / unit;
     return true;
 }
 
