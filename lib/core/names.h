@@ -42,6 +42,11 @@
 #define EPO_ENV_HOST_LINK "EP_OVERLAP_HOST_LINK"       /* "GB/s,us": emulated link */
 #define EPO_ENV_BLAS_THREADS "EP_OVERLAP_BLAS_THREADS" /* per rank, host engine */
 
+/* When the recorder looks: steps "10-14" or seconds "60s-70s"; NCCL calls of one step, where
+ * they do not tell by themselves. */
+#define EPO_ENV_RECORD_WINDOW "EP_OVERLAP_RECORD_WINDOW"
+#define EPO_ENV_RECORD_CALLS "EP_OVERLAP_RECORD_CALLS"
+
 /* The interposer's sizes in bytes (k, m, g): window of a communicator, one slot of it, least
  * message. */
 #define EPO_ENV_INTERPOSE_STAGING "EP_OVERLAP_INTERPOSE_STAGING"

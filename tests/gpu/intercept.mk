@@ -5,7 +5,8 @@
 O ?= build-gpu
 CC := /usr/bin/gcc
 VERSION := $(shell sed -n 's/^AC_INIT(\[ep-overlap\], \[\(.*\)\])/\1/p' configure.ac)
-C_FILES := $(wildcard lib/preload/intercept/*.c lib/rules/*.c) lib/preload/ranks.c \
+C_FILES := $(wildcard lib/preload/intercept/*.c lib/preload/record/*.c lib/rules/*.c) lib/preload/ranks.c \
+  lib/trace/profile.c lib/trace/intervals.c lib/trace/span_set.c lib/trace/kernel_class.c \
   $(addprefix lib/core/,status.c version.c facts.c fact_value.c text.c options.c env_list.c env_record.c \
   trust.c hostlist.c unserved.c group_card.c)
 CFLAGS := -std=gnu11 -O2 -g -Wall -Wextra -Werror -fPIC -fvisibility=hidden -pthread -include lib/core/libc.h \
@@ -24,6 +25,6 @@ $(O)/libep_overlap_intercept.so: $(OBJECTS) lib/preload/intercept/intercept.map
 $(O)/intercept/config.h: configure.ac
 	@mkdir -p $(@D)
 	printf '#define PACKAGE_VERSION "%s"\n#ifndef _GNU_SOURCE\n#define _GNU_SOURCE 1\n#endif\n' "$(VERSION)" > $@
-$(O)/intercept/%.o: %.c $(O)/intercept/config.h $(wildcard lib/preload/intercept/*.h)
+$(O)/intercept/%.o: %.c $(O)/intercept/config.h $(wildcard lib/preload/intercept/*.h lib/preload/record/*.h)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -c $< -o $@

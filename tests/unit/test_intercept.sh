@@ -26,8 +26,11 @@ check() { # NAME COMMAND...: passes when the command does
 
 nm -D --defined-only "$library" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' | sort >"$work/exported"
 sed -n 's/^ *X(\([A-Z][A-Za-z]*\), *\\\{0,1\}.*/nccl\1/p; s/^ *X(\([A-Z][A-Za-z]*\),$/nccl\1/p' \
-    "$src/lib/preload/intercept/nccl_abi.h" | grep -vE 'GetVersion|CommCount|CommUserRank|GetAsyncError' | sort >"$work/declared"
-check "exports what nccl_abi.h lists, nothing else" diff "$work/declared" "$work/exported"
+    "$src/lib/preload/intercept/nccl_abi.h" | grep -vE 'GetVersion|CommCount|CommUserRank|GetAsyncError' >"$work/declared"
+sed -n 's/^cupti_result \(cupti[A-Za-z0-9_]*\)(.*) {$/\1/p; s/^cupti_result \(cupti[A-Za-z0-9_]*\)(.*,$/\1/p' \
+    "$src/lib/preload/record/entry.c" >>"$work/declared"
+sort -u -o "$work/declared" "$work/declared"
+check "exports what nccl_abi.h and entry.c of the recorder list, nothing else" diff "$work/declared" "$work/exported"
 check "exports something" test "$(wc -l <"$work/exported")" -gt 15
 if readelf -d "$library" | grep -q 'lib[a-z]*san\.so' || nm -D "$library" | grep -q '__[atu]san_'; then
     echo "left out in a sanitized build: everything that preloads"

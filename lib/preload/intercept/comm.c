@@ -6,6 +6,7 @@
 #include "config.h"
 
 #include "preload/intercept/intercept.h"
+#include "preload/record/recorder.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -81,6 +82,12 @@ void comm_each(void (*see)(const comm *c, void *argument), void *argument) {
     for (const comm *c = context.first; c != NULL; c = c->next)
         see(c, argument);
     pthread_rwlock_unlock(&context.lock);
+}
+
+void note_call(const comm *c, int kind, uint64_t bytes, bool routed) {
+    const uint64_t what = c->key.word[0] + (uint64_t)kind * UINT64_C(0x9e3779b97f4a7c15);
+    const uint64_t with = (what ^ bytes) * UINT64_C(0xff51afd7ed558ccd);
+    recorder_call(with, routed ? what : with);
 }
 
 static uint64_t mix(uint64_t hash, const unsigned char *bytes, size_t count) {

@@ -119,6 +119,7 @@ ncclResult_t ncclAlltoAll(const void *send, void *recv, size_t count, ncclDataTy
                        .stream = stream};
     const uint64_t bytes = m.bytes * (uint64_t)c->ranks;
     tally_add(&c->whole[COLLECTIVE_ALLTOALL], bytes);
+    note_call(c, COLLECTIVE_ALLTOALL, bytes, true);
     if (real->AlltoAll == NULL || (c->channel != NULL && channel_takes_all(c->channel, m.bytes)))
         return all_to_all(real, t, m, send, recv); /* also where NCCL is older than it */
     tally_add(&c->fell[c->channel != NULL ? FALLBACK_WHOLE : c->why], bytes);
@@ -140,6 +141,7 @@ ncclResult_t ncclAlltoAll(const void *send, void *recv, size_t count, ncclDataTy
     if (c == NULL)                                                                                 \
         return real->name(__VA_ARGS__);                                                            \
     tally_add(&c->whole[kind], (uint64_t)(elements)*epo_nccl_type_bytes(type));                    \
+    note_call(c, kind, (uint64_t)(elements)*epo_nccl_type_bytes(type), false);                     \
     t->inside++;                                                                                   \
     const ncclResult_t r = real->name(__VA_ARGS__);                                                \
     t->inside--;                                                                                   \

@@ -17,6 +17,7 @@
 
 #include "preload/environment.h"
 #include "preload/intercept/mapped.h"
+#include "preload/record/recorder.h"
 
 static struct {
     pthread_mutex_t lock;
@@ -163,6 +164,7 @@ void figures_write(void) {
     int rank = 0, ranks = 1;
     if (record == NULL || context.pid != getpid())
         return;
+    recorder_end();
     if (epo_ranks_find(&rank, &ranks, &source) != EPO_OK)
         rank = 0;
     sums s;

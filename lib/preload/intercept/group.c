@@ -87,6 +87,16 @@ static void count_exchange(const thread_state *t, size_t first) {
         ;
 }
 
+/* The messages of one communicator in one group: one call to the recorder. */
+static void note_messages(const thread_state *t, size_t first) {
+    const comm *c = t->messages[first].comm;
+    uint64_t bytes = 0;
+    for (size_t i = first; i < t->count; i++)
+        if (t->messages[i].comm == c)
+            bytes += t->messages[i].bytes;
+    note_call(c, COLLECTIVES, bytes, true);
+}
+
 static bool seen_before(const thread_state *t, size_t i) {
     for (size_t k = 0; k < i; k++)
         if (t->messages[k].comm == t->messages[i].comm)
@@ -130,6 +140,7 @@ static ncclResult_t group_prepare(const real_nccl *real, thread_state *t, bool *
         if (seen_before(t, i))
             continue;
         count_exchange(t, i);
+        note_messages(t, i);
         if (c->channel == NULL)
             continue;
         bool held[2] = {false, false};

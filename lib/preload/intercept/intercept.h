@@ -108,6 +108,8 @@ static inline void tally_add(tally *t, uint64_t bytes) {
 const char *fallback_name(fallback f);
 /* NULL: not one that we saw being made. */
 comm *comm_find(ncclComm_t handle);
+/* Tells the recorder of a call of the program's; `routed`: its bytes follow a routing. */
+void note_call(const comm *c, int kind, uint64_t bytes, bool routed);
 /* Before NCCL makes it.  NULL: no memory; everything passes. */
 comm *comm_create(const real_nccl *real, int rank, int ranks, const comm_key *key);
 /* From now on comm_find() knows it. */

@@ -14,6 +14,7 @@
 #include "core/names.h"
 #include "preload/intercept/driver.h"
 #include "preload/intercept/intercept.h"
+#include "preload/record/recorder.h"
 #include "rules/rules.h"
 
 static struct {
@@ -271,8 +272,10 @@ void mapped_look(const real_nccl *real) {
     pthread_mutex_unlock(&context.lock);
     if (!first)
         return;
-    if (mode_record() != NULL)
+    if (mode_record() != NULL) {
         figures_at_exit();
+        recorder_begin();
+    }
     if (mode_now() == MODE_ACCELERATE || mode_record() != NULL)
         (void)mapped_judge(&context.found, to_stderr, NULL);
 }

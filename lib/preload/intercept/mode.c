@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "core/names.h"
+#include "preload/record/recorder.h"
 
 static struct {
     pthread_once_t once;
@@ -31,7 +32,9 @@ static void read_environment(void) {
             context.mode = (intercept_mode)i;
     if (record == NULL || *record == '\0' || strcmp(record, "0") == 0)
         return;
-    context.record = strcmp(record, "1") == 0 ? "" : strdup(record);
+    record_window window;
+    const bool plain = strcmp(record, "1") == 0 || record_window_parse(record, &window);
+    context.record = plain ? "" : strdup(record);
 }
 
 intercept_mode mode_now(void) {

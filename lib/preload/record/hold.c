@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "config.h"
+
+#include "preload/record/hold.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "preload/record/buffers.h"
+
+#define QUIET_NS (INT64_C(3) * 1000000000) /* after another's last call: its flush is over */
+#define WAIT_SECONDS 2                     /* of a profiler for our lock, then it goes on */
+
+static const cupti_kind kinds[] = {CUPTI_KIND_CONCURRENT_KERNEL, CUPTI_KIND_MEMCPY,
+                                   CUPTI_KIND_MEMCPY_PEER, CUPTI_KIND_MEMSET};
+#define KINDS (sizeof kinds / sizeof *kinds)
+
+static struct {
+    pthread_mutex_t lock;
+    bool open;
+    char taken[CUPTI_TEXT]; /* the call by which another took over; "": none */
+    int64_t system_opened;
+    cupti_subscriber subscriber; /* ours */
+    hold_facts facts;
+    /* others */
+    int subscribers;
+    uint64_t enabled[CUPTI_KINDS / 64];
+    int64_t last_call; /* of any of theirs; 0: none */
+    cupti_buffer_requested *requested;
+    cupti_buffer_completed *completed;
+    cupti_clock *clock;
+} context = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static int64_t system_now(clockid_t clock) {
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static uint64_t own_clock(void) { return (uint64_t)system_now(CLOCK_REALTIME); }
+
+static int64_t cupti_now(const cupti *c) {
+    uint64_t now = 0;
+    return c->now(&now) == CUPTI_OK ? (int64_t)now : 0;
+}
+
+static void nobody(void *user, int domain, uint32_t id, const void *data) {
+    (void)user;
+    (void)domain;
+    (void)id;
+    (void)data;
+}
+
+static bool others_record(void) {
+    for (size_t i = 0; i < sizeof context.enabled / sizeof *context.enabled; i++)
+        if (context.enabled[i] != 0)
+            return true;
+    return false;
+}
+
+/* While we record we are the subscriber, unless a profiler that is idle now is: one that
+ * nobody sees coming (it looks functions up with dlsym) is told so by CUPTI, instead of
+ * getting our buffers. */
+static cupti_result subscribe(const cupti *c) {
+    context.subscriber = NULL;
+    return context.subscribers > 0 ? CUPTI_OK : c->subscribe(&context.subscriber, nobody, NULL);
+}
+
+static void unsubscribe(const cupti *c) {
+    if (context.subscriber != NULL)
+        (void)c->unsubscribe(context.subscriber);
+    context.subscriber = NULL;
+}
+
+/* ---- on and off; with the lock ---- */
+
+static void disable_first(const cupti *c, size_t count) {
+    for (size_t i = count; i-- > 0;)
+        (void)c->disable(kinds[i]);
+}
+
+static cupti_result enable_all(const cupti *c) {
+    cupti_result r = subscribe(c);
+    if (r != CUPTI_OK)
+        return r;
+    r = c->callbacks(buffers_requested, buffers_completed);
+    if (r == CUPTI_OK && context.clock != NULL && c->clock != NULL)
+        r = c->clock(own_clock);
+    for (size_t i = 0; i < KINDS && r == CUPTI_OK; i++) {
+        r = c->enable(kinds[i]);
+        if (r != CUPTI_OK)
+            disable_first(c, i);
+    }
+    return r;
+}
+
+/* What others had registered serves them again; who wants to subscribe may. */
+static void put_back(const cupti *c) {
+    if (context.requested != NULL && context.completed != NULL)
+        (void)c->callbacks(context.requested, context.completed);
+    if (context.clock != NULL && c->clock != NULL)
+        (void)c->clock(context.clock);
+    unsubscribe(c);
+}
+
+static void note_end(const cupti *c) {
+    const int64_t now = cupti_now(c), length = now - context.facts.opened;
+    const int64_t system = system_now(CLOCK_MONOTONIC) - context.system_opened;
+    const int64_t apart = length > system ? length - system : system - length;
+    context.facts.closed = now;
+    context.facts.skewed = apart > system / 100 + 20000000;
+}
+
+static void close_now(bool flush) {
+    const cupti *c = context.facts.cupti;
+    context.open = false;
+    note_end(c);
+    disable_first(c, KINDS);
+    if (flush) {
+        (void)c->flush(0);
+        if (buffers_away() > 0)
+            (void)c->flush(CUPTI_FLUSH_FORCED);
+    }
+    size_t dropped = 0;
+    if (c->dropped(NULL, 0, &dropped) == CUPTI_OK)
+        context.facts.dropped += dropped;
+    context.facts.refused = buffers_refused();
+    put_back(c);
+}
+
+/* ---- the recorder's side ---- */
+
+static hold_answer may_open(char *why) {
+    if (others_record()) {
+        snprintf(why, CUPTI_TEXT, "a profiler of the program's is recording");
+        return HOLD_LATER;
+    }
+    if (context.last_call != 0 && system_now(CLOCK_MONOTONIC) - context.last_call < QUIET_NS) {
+        snprintf(why, CUPTI_TEXT, "a profiler of the program's has just been at work");
+        return HOLD_LATER;
+    }
+    char tool[CUPTI_TEXT];
+    if (cupti_tool_attached(tool)) {
+        snprintf(why, CUPTI_TEXT, "another tool is attached: %.440s", tool);
+        return HOLD_NEVER;
+    }
+    context.facts.cupti = cupti_find(why);
+    return context.facts.cupti != NULL ? HOLD_OPEN : HOLD_NEVER;
+}
+
+hold_answer hold_open(char *why) {
+    pthread_mutex_lock(&context.lock);
+    hold_answer answer = may_open(why);
+    const cupti *c = context.facts.cupti;
+    if (answer == HOLD_OPEN) {
+        const hold_facts fresh = {.cupti = c};
+        context.facts = fresh;
+        context.taken[0] = '\0';
+        buffers_reset();
+        const cupti_result r = enable_all(c);
+        if (r == CUPTI_OK) {
+            context.open = true;
+            context.facts.opened = cupti_now(c);
+            context.system_opened = system_now(CLOCK_MONOTONIC);
+        } else {
+            put_back(c);
+            snprintf(why, CUPTI_TEXT, "%.300s: %s", c->path, cupti_error(c, r));
+            answer = r == CUPTI_BUSY ? HOLD_LATER : HOLD_NEVER;
+        }
+    }
+    pthread_mutex_unlock(&context.lock);
+    return answer;
+}
+
+void hold_close(void) {
+    pthread_mutex_lock(&context.lock);
+    if (context.open)
+        close_now(true);
+    pthread_mutex_unlock(&context.lock);
+}
+
+bool hold_taken(char *by) {
+    pthread_mutex_lock(&context.lock);
+    const bool taken = context.taken[0] != '\0';
+    if (taken)
+        snprintf(by, CUPTI_TEXT, "%s", context.taken);
+    pthread_mutex_unlock(&context.lock);
+    return taken;
+}
+
+uint8_t *hold_next(size_t *valid) { return buffers_next(valid); }
+void hold_reuse(uint8_t *buffer) { buffers_reuse(buffer); }
+
+hold_facts hold_tell(void) {
+    pthread_mutex_lock(&context.lock);
+    const hold_facts facts = context.facts;
+    pthread_mutex_unlock(&context.lock);
+    return facts;
+}
+
+/* ---- the others' side ---- */
+
+/* A profiler's call may come from inside CUPTI while our thread waits for CUPTI: it waits
+ * for us a while, not for ever. */
+static bool lock_a_while(void) {
+    struct timespec limit;
+    clock_gettime(CLOCK_REALTIME, &limit);
+    limit.tv_sec += WAIT_SECONDS;
+    return pthread_mutex_timedlock(&context.lock, &limit) == 0;
+}
+
+void hold_other_calls(hold_other what, const char *function) {
+    if (!lock_a_while())
+        return;
+    context.last_call = system_now(CLOCK_MONOTONIC);
+    const bool starts = what != OTHER_UNSUBSCRIBES && what != OTHER_DISABLES;
+    if (starts && context.open) {
+        snprintf(context.taken, sizeof context.taken, "%s", function);
+        close_now(what != OTHER_FINALIZES);
+    }
+    pthread_mutex_unlock(&context.lock);
+}
+
+void hold_other_called(hold_other what, cupti_kind kind) {
+    if (!lock_a_while())
+        return;
+    const uint64_t bit = UINT64_C(1) << kind % 64;
+    uint64_t *word = kind < CUPTI_KINDS ? &context.enabled[kind / 64] : NULL;
+    if (what == OTHER_SUBSCRIBES)
+        context.subscribers++;
+    else if (what == OTHER_UNSUBSCRIBES && context.subscribers > 0)
+        context.subscribers--;
+    else if (what == OTHER_ENABLES && word != NULL)
+        *word |= bit;
+    else if (what == OTHER_DISABLES && word != NULL)
+        *word &= ~bit;
+    else if (what == OTHER_FINALIZES) {
+        memset(context.enabled, 0, sizeof context.enabled);
+        context.subscribers = 0;
+        context.requested = NULL;
+        context.completed = NULL;
+        context.clock = NULL;
+    }
+    pthread_mutex_unlock(&context.lock);
+}
+
+void hold_other_registered(cupti_buffer_requested *requested, cupti_buffer_completed *completed) {
+    if (!lock_a_while())
+        return;
+    context.requested = requested;
+    context.completed = completed;
+    pthread_mutex_unlock(&context.lock);
+}
+
+void hold_other_clock(cupti_clock *clock) {
+    if (!lock_a_while())
+        return;
+    context.clock = clock;
+    pthread_mutex_unlock(&context.lock);
+}
+
+void hold_forget(void) {
+    const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+    memcpy(&context.lock, &fresh, sizeof fresh);
+    context.open = false;
+}

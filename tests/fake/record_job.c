@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * record_job.c - a program with a training loop, on the stand-ins of NCCL and CUPTI:
+ *     record_job WHAT STEPS
+ * A step is 20 ms: a GEMM from 0 to 8, an exchange from 4 to 12, another kernel from 12 to
+ * 16, a copy to a peer from 14 to 15.  So 9 ms of communication, 4 of them beside a GEMM.
+ * WHAT is a list of letters: what else it does, see main().  Prints what it saw itself.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "preload/intercept/nccl_abi.h"
+#include "preload/record/cupti_abi.h"
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id);
+cupti_result cuptiSubscribe(cupti_subscriber *out, cupti_callback *callback, void *user);
+cupti_result cuptiUnsubscribe(cupti_subscriber s);
+cupti_result cuptiActivityRegisterCallbacks(cupti_buffer_requested *, cupti_buffer_completed *);
+cupti_result cuptiActivityEnable(cupti_kind kind);
+cupti_result cuptiActivityDisable(cupti_kind kind);
+cupti_result cuptiActivityFlushAll(uint32_t flag);
+cupti_result cuptiActivityGetNextRecord(uint8_t *buffer, size_t valid, cupti_record **r);
+cupti_result cuptiActivityRegisterTimestampCallback(cupti_clock *clock);
+int fake_cupti_ran(cupti_kind kind, const char *name, uint32_t device, uint32_t stream,
+                   uint64_t ago, uint64_t length, int copy);
+
+#define MS UINT64_C(1000000)
+#define STEP_MS 20
+
+static ncclComm_t comm;
+static int devices = 1, extra;
+static long seen;     /* kernels in the profiler's own trace */
+static long recorded; /* kernels that anybody recorded */
+static int profiled;
+
+static uint64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void sleep_until(uint64_t when) {
+    const struct timespec t = {(time_t)(when / 1000000000u), (long)(when % 1000000000u)};
+    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL);
+}
+
+static void run_kernels(uint64_t begin) {
+    const uint64_t now = now_ns();
+#define RAN(kind, name, stream, from, to, copy)                                                    \
+    (void)fake_cupti_ran(kind, name, (uint32_t)d, stream, now - (begin + (from)*MS),               \
+                         ((to) - (from)) * MS, copy)
+    for (int d = 0; d < devices; d++) {
+        RAN(CUPTI_KIND_CONCURRENT_KERNEL, "nvjet_hsh_128x256_NNT", 7, 0, 8, 0);
+        RAN(CUPTI_KIND_CONCURRENT_KERNEL,
+            "_Z22ncclDevKernel_SendRecv24ncclDevKernelArgsStorageILm4096EE", 20, 4, 12, 0);
+        RAN(CUPTI_KIND_CONCURRENT_KERNEL, "_ZN2at6native4siluIfEEvPT_i", 7, 12, 16, 0);
+        RAN(CUPTI_KIND_MEMCPY, NULL, 33, 14, 15, CUPTI_COPY_PEER);
+        recorded += fake_cupti_ran(CUPTI_KIND_MEMSET, NULL, (uint32_t)d, 7, 3 * MS, MS, 0);
+    }
+    for (int i = 0; i < extra; i++)
+        (void)fake_cupti_ran(CUPTI_KIND_CONCURRENT_KERNEL, "tiny", 0, 7, now - begin - 16 * MS, 1,
+                             0);
+}
+
+static void step(void) {
+    const uint64_t begin = now_ns();
+    float x = 0;
+    (void)ncclAllGather(&x, &x, 1, 7, comm, NULL);
+    (void)ncclAllReduce(&x, &x, 100, 7, 0, comm, NULL);
+    (void)ncclAllGather(&x, &x, 1, 7, comm, NULL);
+    sleep_until(begin + STEP_MS * MS);
+    run_kernels(begin);
+}
+
+/* ---- a profiler in the program, as PyTorch's ---- */
+
+static uint8_t *theirs[64];
+static int given;
+
+static void requested(uint8_t **buffer, size_t *size, size_t *most) {
+    *size = 65536;
+    *most = 0;
+    *buffer = given < 64 ? aligned_alloc(4096, *size) : NULL;
+    if (*buffer != NULL)
+        theirs[given++] = *buffer;
+}
+
+static void completed(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid) {
+    cupti_record *r = NULL;
+    (void)context;
+    (void)stream;
+    (void)size;
+    int known = 0;
+    for (int i = 0; i < given; i++)
+        known |= theirs[i] == buffer;
+    if (!known)
+        printf("a buffer that is not the profiler's\n");
+    while (known && cuptiActivityGetNextRecord(buffer, valid, &r) == CUPTI_OK)
+        seen += r->kind == CUPTI_KIND_CONCURRENT_KERNEL;
+}
+
+/* Not nanoseconds: a counter of 2.5 GHz. */
+static uint64_t ticks(void) { return now_ns() * 5 / 2; }
+
+static void callback(void *user, int domain, uint32_t id, const void *data) {
+    (void)user, (void)domain, (void)id, (void)data;
+}
+
+static cupti_subscriber subscriber;
+
+static void profile(int steps) {
+    static int subscribed;
+    profiled = 1;
+    if (!subscribed && cuptiSubscribe(&subscriber, callback, NULL) != CUPTI_OK)
+        printf("the profiler cannot subscribe\n");
+    subscribed = 1;
+    (void)cuptiActivityRegisterTimestampCallback(ticks);
+    (void)cuptiActivityRegisterCallbacks(requested, completed);
+    (void)cuptiActivityEnable(CUPTI_KIND_CONCURRENT_KERNEL);
+    (void)cuptiActivityEnable(CUPTI_KIND_MEMCPY);
+    seen = 0;
+    for (int i = 0; i < steps; i++)
+        step();
+    (void)cuptiActivityDisable(CUPTI_KIND_CONCURRENT_KERNEL);
+    (void)cuptiActivityDisable(CUPTI_KIND_MEMCPY);
+    (void)cuptiActivityFlushAll(1);
+    printf("profiled %d steps: %ld kernels\n", steps, seen);
+}
+
+static int unseen;
+
+/* The same by dlsym() on the library, which nobody stands in front of. */
+static void profile_unseen(int begin) {
+    void *h = dlopen("libcupti.so.13", RTLD_NOW | RTLD_NOLOAD);
+    cupti_result (*subscribe)(cupti_subscriber *, cupti_callback *, void *);
+    cupti_result (*enable)(cupti_kind), (*disable)(cupti_kind), (*flush)(uint32_t);
+    cupti_result (*callbacks)(cupti_buffer_requested *, cupti_buffer_completed *);
+    *(void **)&subscribe = dlsym(h, "cuptiSubscribe");
+    *(void **)&enable = dlsym(h, "cuptiActivityEnable");
+    *(void **)&disable = dlsym(h, "cuptiActivityDisable");
+    *(void **)&flush = dlsym(h, "cuptiActivityFlushAll");
+    *(void **)&callbacks = dlsym(h, "cuptiActivityRegisterCallbacks");
+    if (begin) {
+        seen = 0;
+        if (subscribe(&subscriber, callback, NULL) != CUPTI_OK) {
+            printf("the unseen profiler cannot subscribe\n");
+            return;
+        }
+        unseen = 1;
+        (void)callbacks(requested, completed);
+        (void)enable(CUPTI_KIND_CONCURRENT_KERNEL);
+    } else if (unseen) {
+        (void)disable(CUPTI_KIND_CONCURRENT_KERNEL);
+        (void)flush(1);
+        printf("profiled unseen: %ld kernels\n", seen);
+    }
+}
+
+static void forked(void) {
+    const pid_t child = fork();
+    if (child == 0) {
+        step();
+        exit(0); /* its handlers run, too */
+    }
+    int status = 0;
+    (void)waitpid(child, &status, 0);
+    printf("child: %d\n", status);
+}
+
+int main(int argc, char **argv) {
+    const char *what = argc > 1 ? argv[1] : "";
+    const int steps = argc > 2 ? (int)strtol(argv[2], NULL, 10) : 10;
+    ncclUniqueId id;
+    memset(&id, 'u', sizeof id);
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (strchr(what, 'E') != NULL) /* by the environment of the test: a set-up call of its own */
+        extra = 2000;
+    if (strchr(what, 'G') != NULL)
+        devices = 2;
+    if (strchr(what, 'b') != NULL) {
+        profile(5); /* before there is a communicator */
+    }
+    if (ncclCommInitRank(&comm, 1, id, 0) != ncclSuccess)
+        return 3;
+    float x = 0;
+    (void)ncclBroadcast(&x, &x, 1, 7, 0, comm, NULL);
+    if (strchr(what, 'B') != NULL)
+        profile(20);
+    if (strchr(what, 'u') != NULL)
+        profile_unseen(1);
+    for (int i = 0; i < steps; i++) {
+        if (i == steps / 2 && strchr(what, 'm') != NULL)
+            profile(20); /* in the middle */
+        if (recorded > 0 && !profiled && strchr(what, 'w') != NULL)
+            profile(20); /* as soon as somebody records */
+        if (i == steps / 2 && strchr(what, 'U') != NULL)
+            profile_unseen(1);
+        if (i == steps / 2 && strchr(what, 'f') != NULL)
+            forked();
+        if (i % 10 == 5 && strchr(what, 'l') != NULL)
+            (void)ncclReduce(&x, &x, 1, 7, 0, 0, comm, NULL); /* what a log line costs */
+        step();
+    }
+    if (strpbrk(what, "uU") != NULL)
+        profile_unseen(0);
+    if (strchr(what, 'r') != NULL)
+        fake_cupti_ran(CUPTI_KIND_CONCURRENT_KERNEL, "endless", 0, 7, 0, 0, 0);
+    if (strchr(what, 'a') != NULL)
+        abort();
+    if (strchr(what, 'x') != NULL)
+        _exit(7);
+    printf("ended\n");
+    return 0;
+}

@@ -1,0 +1,459 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The recorder in torch programs, on real GPUs.
+
+    record.py LIBRARY [part ...]
+        compare    torch.profiler, recorder, torch.profiler in one run: the same shares;
+                   and the profiler's traces are complete (before, during, after a window)
+        overhead   step times without, before, in and after a window, 20,000 kernels a second
+        graph      a captured graph, replayed
+        ends       the program ends, is killed or aborts inside a window
+        none       no step of the program is slower where nothing is recorded
+
+Two ranks where there are two GPUs, else one. Prints a JSON line for each part; status 1 if one
+failed.
+"""
+import argparse
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = os.path.abspath(__file__)
+
+
+# ---- what a trace says, by its own code: the reference for the recorder's and profile's ------
+
+
+def union(spans):
+    out, last = [], None
+    for start, end in sorted(spans):
+        if last is not None and start <= last[1]:
+            last[1] = max(last[1], end)
+        else:
+            last = [start, end]
+            out.append(last)
+    return out
+
+
+def length(spans):
+    return sum(end - start for start, end in spans)
+
+
+def common(a, b):
+    total = i = j = 0
+    while i < len(a) and j < len(b):
+        low, high = max(a[i][0], b[j][0]), min(a[i][1], b[j][1])
+        total += max(0, high - low)
+        if a[i][1] < b[j][1]:
+            i += 1
+        else:
+            j += 1
+    return total
+
+
+def kind_of(event):
+    name, cat = event["name"], event["cat"]
+    if cat == "gpu_memcpy":
+        return "comm" if "PtoP" in name else "copy"
+    if cat == "gpu_memset":
+        return "copy"
+    low = name.lower()
+    if "nccl" in low:
+        return "comm" if "sendrecv" in low or "alltoall" in low else "other_comm"
+    if any(w in low for w in ("nvjet", "gemm", "cutlass", "cublas", "xmma", "wgmma")):
+        return "gemm"
+    return "other"
+
+
+def shares(path):
+    """|U(comm)|, overlapped with GEMM, extent, kernels of one device's trace; in ms."""
+    with open(path) as f:
+        trace = json.load(f)
+    spans, kernels, names = {}, 0, {}
+    for e in trace["traceEvents"]:
+        if e.get("ph") != "X" or e.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset"):
+            continue
+        kernels += e["cat"] == "kernel"
+        names[e["name"][:60]] = names.get(e["name"][:60], 0) + 1
+        start, end = float(e["ts"]), float(e["ts"]) + float(e["dur"])
+        spans.setdefault(kind_of(e), []).append((start, end))
+    comm, gemm = union(spans.get("comm", [])), union(spans.get("gemm", []))
+    every = [s for list_ in spans.values() for s in list_]
+    extent = max(s[1] for s in every) - min(s[0] for s in every) if every else 0
+    both = common(comm, gemm)
+    return {
+        "comm_ms": length(comm) / 1e3,
+        "gemm_ms": length(gemm) / 1e3,
+        "hidden": both / length(comm) if comm else None,
+        "exposed_ms": (length(comm) - both) / 1e3,
+        "extent_ms": extent / 1e3,
+        "kernels": kernels,
+        "names": len(names),
+    }
+
+
+# ---- ranks ---------------------------------------------------------------------------------
+
+
+class Job:
+    """A step like a MoE model's: exchanges on a stream of their own beside GEMMs, some bare."""
+
+    def __init__(self, tokens=8192, hidden=2048, layers=6):
+        import datetime
+
+        import torch
+        import torch.distributed as dist
+
+        self.torch, self.dist = torch, dist
+        self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", self.rank)))
+        torch.cuda.set_device(self.device)
+        dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=40))
+        self.x = torch.randn(tokens, hidden, device=self.device, dtype=torch.bfloat16)
+        self.w = torch.randn(hidden, hidden, device=self.device, dtype=torch.bfloat16) / hidden**0.5
+        self.y = torch.empty_like(self.x)
+        self.side = torch.cuda.Stream()
+        self.layers = layers
+        self.grad = torch.ones(1 << 20, device=self.device)
+        # uneven: grouped sends and receives
+        n = tokens // self.ranks
+        odd = [n - 64 if (self.rank + p) % 2 else n + 64 for p in range(self.ranks)]
+        self.split = odd if self.ranks > 1 else [tokens]
+        self.out = torch.empty(sum(self.split), hidden, device=self.device, dtype=torch.bfloat16)
+
+    def exchange(self):
+        source = self.x[: sum(self.split)]
+        self.dist.all_to_all_single(self.out, source, self.split, self.split)
+
+    def step(self):
+        torch = self.torch
+        for layer in range(self.layers):
+            self.side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.side):
+                self.exchange()
+            for _ in range(2 + layer % 3):
+                torch.mm(self.x, self.w, out=self.y)
+                self.y.mul_(0.5)
+            torch.cuda.current_stream().wait_stream(self.side)
+            if layer % 2:
+                self.exchange()  # nothing beside it
+        self.dist.all_reduce(self.grad, op=self.dist.ReduceOp.MAX)
+
+    def until(self, begin, seconds, times=None, body=None):
+        """Steps until `seconds` after `begin`; all ranks stop after the same step."""
+        torch = self.torch
+        flag = torch.zeros(1, device=self.device)
+        while True:
+            start = time.perf_counter()
+            for _ in range(10):
+                (body or self.step)()
+            torch.cuda.synchronize()
+            if times is not None:
+                times.append((time.perf_counter() - start) / 10)
+            flag.fill_(float(time.time() - begin > seconds))
+            self.dist.all_reduce(flag, op=self.dist.ReduceOp.MAX)
+            if flag.item():
+                return
+
+    def profiled(self, steps, path):
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as p:
+            for _ in range(steps):
+                self.step()
+            self.torch.cuda.synchronize()
+        p.export_chrome_trace(path)
+        return shares(path)
+
+    def say(self, **fields):
+        print("RESULT " + json.dumps(dict(fields, rank=self.rank)), flush=True)
+
+
+def rank_compare(folder):
+    """P before, the recorder from 6 to 9 s, P again; with `during`, P inside a long window."""
+    job = Job()
+    path = os.path.join(folder, f"torch-{job.rank}.json")
+    for _ in range(10):
+        job.step()
+    job.torch.cuda.synchronize()
+    begin = time.time()
+    before = job.profiled(20, path)
+    quiet, inside, after_ = [], [], []
+    job.until(begin, 5.5, quiet)
+    job.until(begin, 9.5, inside)
+    job.until(begin, 10.5, after_)
+    after = job.profiled(20, path)
+    job.say(before=before, after=after, first=inside[:3], worst=max(inside),
+            quiet_ms=1e3 * statistics.median(quiet), inside_ms=1e3 * statistics.median(inside[2:]),
+            after_ms=1e3 * statistics.median(after_))
+
+
+def rank_during(folder):
+    job = Job()
+    path = os.path.join(folder, f"torch-{job.rank}.json")
+    for _ in range(10):
+        job.step()
+    job.torch.cuda.synchronize()
+    begin = time.time()
+    job.until(begin, 4)
+    during = job.profiled(20, path)  # the recorder's window is 2 s to 12 s
+    again = job.profiled(20, path)
+    job.until(begin, 8)
+    job.say(during=during, again=again)
+
+
+def rank_overhead(folder):
+    """Kernels of some 45 us, one after the other, on a single rank; blocks of 200."""
+    os.environ.update(RANK="0", WORLD_SIZE="1")
+    job = Job(tokens=64, hidden=64)
+    torch = job.torch
+    a = torch.randn(2560, 2560, device=job.device, dtype=torch.bfloat16)
+    small = torch.ones(1024, device=job.device)
+    kernels = 0
+
+    def device_bound():
+        nonlocal kernels
+        for _ in range(200):
+            torch.mm(a, a)
+        kernels += 200
+
+    def host_bound():
+        nonlocal kernels
+        for _ in range(200):
+            small.add_(1)
+            limit = time.perf_counter_ns() + 44000
+            while time.perf_counter_ns() < limit:
+                pass
+        kernels += 200
+
+    def busy_host():
+        nonlocal kernels
+        for _ in range(600):
+            small.add_(1)
+        kernels += 600
+
+    bodies = {"device": device_bound, "host": host_bound, "launches": busy_host}
+    job.exchange()
+    times = {name: [] for name in bodies}
+    begin = time.time()
+    end = float(os.environ["RECORD_TEST_END"])
+    while time.time() - begin < end:
+        for name, body in bodies.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(2):
+                body()
+            torch.cuda.synchronize()
+            now = time.perf_counter()
+            times[name].append((time.time() - begin, now - start))
+        job.dist.all_reduce(job.grad)
+    windows = json.loads(os.environ["RECORD_TEST_PARTS"])
+    for name in bodies:
+        found = {}
+        for part, (low, high) in windows.items():
+            inside = [t for at, t in times[name] if low < at < high]
+            found[part] = {"median_ms": 1e3 * statistics.median(inside), "max_ms": 1e3 * max(inside),
+                           "n": len(inside)}
+        job.say(body=name, **found)
+
+
+def rank_graph(folder):
+    job = Job(tokens=2048, hidden=1024, layers=2)
+    torch = job.torch
+    path = os.path.join(folder, f"torch-{job.rank}.json")
+    job.step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(20):
+            torch.mm(job.x, job.w, out=job.y)
+            job.y.mul_(0.5)
+
+    def body():
+        graph.replay()
+        job.exchange()
+        job.dist.all_reduce(job.grad, op=job.dist.ReduceOp.MAX)
+
+    begin = time.time()
+    times = []
+    job.until(begin, 6, times, body)
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as p:
+        for _ in range(20):
+            body()
+        torch.cuda.synchronize()
+    p.export_chrome_trace(path)
+    job.say(profiler=shares(path), step_ms=1e3 * statistics.median(times))
+
+
+def rank_ends(folder):
+    job = Job(tokens=2048, hidden=1024, layers=2)
+    begin = time.time()
+    job.until(begin, 4)
+    how = os.environ["RECORD_TEST_HOW"]
+    if how == "abort":
+        os.abort()
+    if how == "exit":
+        os._exit(7)
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "raise":
+        raise SystemExit(9)
+
+
+# ---- runs ----------------------------------------------------------------------------------
+
+
+def gpus():
+    text = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
+    return text.count("GPU ")
+
+
+def run(library, part, ranks, record, window, limit=60, extra=None, first_gpu=0):
+    """Ranks of one run: (status, RESULTs, stderr lines of ours, recorded JSON) each."""
+    folder = tempfile.mkdtemp(prefix="ep-record-")
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    jobs = []
+    for r in range(ranks):
+        env = dict(os.environ, RANK=str(r), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1",
+                   MASTER_PORT=str(port), LOCAL_RANK=str(r + first_gpu), **(extra or {}))
+        if library:
+            env.update(LD_PRELOAD=library, EP_OVERLAP_INTERPOSE="observe")
+        if record:
+            env.update(EP_OVERLAP_RECORD=folder, EP_OVERLAP_RECORD_WINDOW=window)
+        jobs.append(subprocess.Popen([sys.executable, HERE, "--rank", part, folder], env=env,
+                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    out = []
+    for r, job in enumerate(jobs):
+        try:
+            text, errors = job.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            job.kill()
+            text, errors = job.communicate()
+            errors += "\nTIMEOUT"
+        results = [json.loads(line[7:]) for line in text.splitlines() if line.startswith("RESULT ")]
+        ours = [l for l in errors.splitlines() if "ep-overlap" in l]
+        others = [l for l in errors.splitlines() if "ep-overlap" not in l and l.strip()]
+        path = os.path.join(folder, f"ep-overlap-trace-{r}.json")
+        trace = report = None
+        if os.path.exists(path):
+            try:
+                with open(path) as f:
+                    report = json.load(f)["ep_overlap"]
+                trace = shares(path) if not report["not_recorded"] else None
+            except (ValueError, KeyError) as e:
+                report = {"broken": str(e)}
+        out.append({"status": job.returncode, "results": results, "ours": ours,
+                    "others": others[-6:], "report": report, "trace": trace, "path": path})
+    return out
+
+
+def hidden_of(report):
+    d = max(report["nanoseconds"], key=lambda d: d["ep_comm"])
+    return d["overlapped"] / d["ep_comm"] if d["ep_comm"] else None
+
+
+def show(name, value):
+    print(name + " " + json.dumps(value), flush=True)
+
+
+def part_compare(library, ranks):
+    bad = 0
+    runs = run(library, "compare", ranks, True, "6s-9s")
+    for r in runs:
+        show("compare", {k: r[k] for k in ("status", "results", "ours", "others", "report", "trace")})
+        ok = r["status"] == 0 and r["results"] and r["report"] and not r["report"]["not_recorded"]
+        if ok:
+            before, after = r["results"][0]["before"], r["results"][0]["after"]
+            mine = hidden_of(r["report"])
+            apart = 100 * max(abs(mine - before["hidden"]), abs(mine - after["hidden"]))
+            ok = apart <= 2 and before["kernels"] == after["kernels"]
+            print(f"compare: recorder {100 * mine:.2f} %, torch.profiler {100 * before['hidden']:.2f} "
+                  f"and {100 * after['hidden']:.2f} %: {apart:.2f} points apart", flush=True)
+        bad += not ok
+    plain = run(None, "compare", ranks, False, "")
+    counts = [r["results"][0][w]["kernels"] for r in plain for w in ("before", "after") if r["results"]]
+    with_ = [r["results"][0][w]["kernels"] for r in runs for w in ("before", "after") if r["results"]]
+    print(f"compare: kernels in torch's traces: plain {counts}, beside the recorder {with_}", flush=True)
+    return bad + (counts != with_)
+
+
+def part_during(library, ranks):
+    runs = run(library, "during", ranks, True, "2s-12s")
+    bad = 0
+    for r in runs:
+        show("during", {k: r[k] for k in ("status", "results", "ours", "others", "report")})
+        ok = r["status"] == 0 and r["results"]
+        ok = ok and r["results"][0]["during"]["kernels"] == r["results"][0]["again"]["kernels"]
+        bad += not ok
+    return bad
+
+
+def part_overhead(library, ranks):
+    parts = {"before": [1.5, 4.8], "window": [5.8, 11.5], "after": [12.8, 16]}
+    extra = {"RECORD_TEST_END": "16.2", "RECORD_TEST_PARTS": json.dumps(parts)}
+    for record in (True, False):
+        r = run(library if record else None, "overhead", 1, record, "5s-12s", extra=extra)[0]
+        name = "recorded" if record else "plain"
+        show("overhead " + name, {k: r[k] for k in ("status", "ours", "others", "report")})
+        for body in r["results"]:
+            base = body["before"]["median_ms"]
+            print(f"overhead {name} {body['body']}: before {base:.3f} ms, window "
+                  f"{100 * (body['window']['median_ms'] / base - 1):+.2f} % (max {body['window']['max_ms']:.2f}), "
+                  f"after {100 * (body['after']['median_ms'] / base - 1):+.2f} %", flush=True)
+    return 0
+
+
+def part_graph(library, ranks):
+    r = run(library, "graph", ranks, True, "2s-5s")[0]
+    show("graph", {k: r[k] for k in ("status", "results", "ours", "others", "report", "trace")})
+    return r["status"] != 0 or not r["report"]
+
+
+def part_ends(library, ranks):
+    bad = 0
+    for how, status in (("normal", 0), ("raise", 9), ("exit", 7), ("abort", -6), ("kill", -9)):
+        start = time.time()
+        r = run(library, "ends", 1, True, "2s-30s", limit=40, extra={"RECORD_TEST_HOW": how})[0]
+        print(f"ends {how}: status {r['status']} (wanted {status}), {time.time() - start:.1f} s, "
+              f"{r['ours']}, {r['others'][-1:]}", flush=True)
+        bad += r["status"] != status
+    return bad
+
+
+PARTS = {"compare": part_compare, "during": part_during, "overhead": part_overhead,
+         "graph": part_graph, "ends": part_ends}
+RANKS = {"compare": rank_compare, "during": rank_during, "overhead": rank_overhead,
+         "graph": rank_graph, "ends": rank_ends}
+
+
+def main():
+    if len(sys.argv) > 1 and sys.argv[1] == "--rank":
+        RANKS[sys.argv[2]](sys.argv[3])
+        return 0
+    parser = argparse.ArgumentParser()
+    parser.add_argument("library")
+    parser.add_argument("parts", nargs="*", default=list(PARTS))
+    options = parser.parse_args()
+    ranks = min(2, gpus())
+    if ranks == 0:
+        print("record.py: no GPU here: nothing was run", file=sys.stderr)
+        return 2
+    if ranks == 1:
+        print("record.py: one GPU: exchanges of one rank with itself", flush=True)
+    failed = [p for p in options.parts if PARTS[p](os.path.abspath(options.library), ranks)]
+    print("failed: " + (" ".join(failed) or "none"), flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
