@@ -236,7 +236,8 @@ static bool is_over(const session *s) {
         return true;
     if (s->window.seconds)
         return age >= (int64_t)(s->window.to - s->window.from) * (SECOND / 1000);
-    const uint64_t wanted = s->window.to - s->window.from + 2; /* the first is not measured */
+    /* neither the first is measured nor the piece that is not over at the end */
+    const uint64_t wanted = s->window.to - s->window.from + 3;
     return s->rhythm.period > 0 && (calls_made() - s->calls_opened) / s->rhythm.period >= wanted;
 }
 
