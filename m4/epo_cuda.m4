@@ -66,7 +66,7 @@ AC_DEFUN([EPO_CUDA_LIBRARIES], [
     [CUDA_LIBS="-L$epo_cuda_libdir -lcudart_static -ldl -lrt -lpthread"],
     [CUDA_LIBS="-L$epo_cuda_libdir -lcudart"])
   epo_save=$CPPFLAGS; CPPFLAGS="$CPPFLAGS $CUDA_CPPFLAGS"
-  AC_CHECK_HEADERS([cuda.h cuda_runtime_api.h cublas_v2.h], [],
+  AC_CHECK_HEADERS([cuda.h cuda_runtime_api.h cublas_v2.h cublasLt.h], [],
     [AC_MSG_ERROR([a header of the CUDA Toolkit is missing under $cuda_home/include; is the Toolkit installed in full?])])
   CPPFLAGS=$epo_save
 ])

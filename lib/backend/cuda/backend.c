@@ -160,14 +160,10 @@ static epo_status sums_choose(epo_backend *be) {
 }
 
 static epo_status gemm_choose(epo_backend *be) {
-    const char *wish = getenv("EP_OVERLAP_CUDA_GEMM");
-    be->grouped = wish == NULL || strcmp(wish, "cublas") != 0;
     const char *chain = getenv("EP_OVERLAP_CUDA_CHAIN");
     be->chains = chain != NULL && strcmp(chain, "1") == 0;
-    if (wish != NULL && be->grouped && strcmp(wish, "grouped") != 0 && wish[0] != '\0')
-        return epo_fail(EPO_E_ARG, "EP_OVERLAP_CUDA_GEMM: found '%s', allowed grouped, cublas",
-                        wish);
-    return sms_read(be, "EP_OVERLAP_CUDA_SMS", 2, 0, &be->gemm_sms);
+    epo_status status = gpu_gemm_choose(be);
+    return status == EPO_OK ? sms_read(be, "EP_OVERLAP_CUDA_SMS", 2, 0, &be->gemm_sms) : status;
 }
 
 static epo_status reach_choose(epo_backend *be, bool overlap, char *why, size_t size) {
@@ -194,18 +190,17 @@ static epo_status reach_choose(epo_backend *be, bool overlap, char *why, size_t 
 
 static void versions_write(epo_backend *be, const char *why) {
     const char *missing = NULL;
-    char blas[32] = "no cuBLAS", pairs[48] = "";
+    char gemm[96], pairs[48] = "";
     int runtime = 0, version = 0;
     (void)cudaRuntimeGetVersion(&runtime);
-    if (gpu_blas_find(&version, &missing))
-        snprintf(blas, sizeof blas, "cuBLAS %d.%d", version / 100, version % 100);
+    gpu_gemm_version(be, gemm, sizeof gemm);
     if (be->pairs != NULL && gpu_pairs_find(&version, &missing))
         snprintf(pairs, sizeof pairs, ", NCCL %d.%d.%d", version / 10000, version / 100 % 100,
                  version % 100);
     const int driver = gpu_driver_get(NULL)->version;
     snprintf(be->versions, sizeof be->versions,
              "CUDA %d.%d (driver for %d.%d), %s%s, peers by %s%s%s", runtime / 1000,
-             runtime % 1000 / 10, driver / 1000, driver % 1000 / 10, blas, pairs,
+             runtime % 1000 / 10, driver / 1000, driver % 1000 / 10, gemm, pairs,
              be->one_sided ? "P2P" : "NCCL: ", be->one_sided ? "" : why,
              be->wait_mode == GPU_WAIT_HOST ? ", host waits" : "");
 }

@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * blas.c - one GEMM per expert over cuBLAS.  Each GEMM is the same call with the
- * same workspace whatever chunk it belongs to, so its result does not depend on
- * chunks.  Small GEMMs do not fill a GPU: several streams run side by side.
+ * blas.c - one GEMM per expert over cuBLASLt (lt.c) or cuBLAS.  Each GEMM is the same
+ * call with the same workspace whatever chunk it belongs to, so its result does not
+ * depend on chunks.  Small GEMMs do not fill a GPU: several streams run side by side.
  */
-#include "backend/cuda/gpu.h"
+#include "backend/cuda/blas.h"
 
-#include <cublas_v2.h>
 #include <stdlib.h>
-
-#define BLAS_WORKSPACE (UINT64_C(32) << 20)
 
 typedef struct blas_api {
     cublasStatus_t (*create)(cublasHandle_t *);
@@ -74,6 +71,7 @@ typedef struct blas_lane {
 
 struct gpu_blas {
     epo_backend *be;
+    gpu_lt *lt; /* NULL: cuBLAS */
     int lanes;
     blas_lane lane[1 + GPU_SIDE];
     cudaEvent_t fork;
@@ -90,17 +88,8 @@ static epo_status blas_fail(const epo_backend *be, const char *call, const char 
             return blas_fail((be), (name), (phase), s_);                                           \
     } while (0)
 
-static epo_status lane_open(epo_backend *be, epo_queue *q, blas_lane *lane, bool own) {
-    lane->stream = q->stream;
-    if (!own) {
-        GPU_TRY(be, "cuBLAS",
-                cudaStreamCreateWithPriority(&lane->stream, cudaStreamNonBlocking, q->priority));
-        GPU_TRY(be, "cuBLAS", cudaEventCreateWithFlags(&lane->done, cudaEventDisableTiming));
-    }
+static epo_status lane_cublas(epo_backend *be, blas_lane *lane) {
     BLAS_TRY(be, "open", "cublasCreate", api.create(&lane->handle));
-    epo_status status = gpu_alloc(be, BLAS_WORKSPACE, &lane->workspace);
-    if (status != EPO_OK)
-        return status;
     BLAS_TRY(be, "open", "cublasSetStream", api.stream(lane->handle, lane->stream));
     BLAS_TRY(be, "open", "cublasSetWorkspace",
              api.workspace(lane->handle, lane->workspace, BLAS_WORKSPACE));
@@ -109,23 +98,31 @@ static epo_status lane_open(epo_backend *be, epo_queue *q, blas_lane *lane, bool
     return EPO_OK;
 }
 
+static epo_status lane_open(gpu_blas *b, epo_queue *q, blas_lane *lane, bool own) {
+    epo_backend *be = b->be;
+    lane->stream = q->stream;
+    if (!own) {
+        GPU_TRY(be, "cuBLAS",
+                cudaStreamCreateWithPriority(&lane->stream, cudaStreamNonBlocking, q->priority));
+        GPU_TRY(be, "cuBLAS", cudaEventCreateWithFlags(&lane->done, cudaEventDisableTiming));
+    }
+    epo_status status = gpu_alloc(be, BLAS_WORKSPACE, &lane->workspace);
+    return status == EPO_OK && b->lt == NULL ? lane_cublas(be, lane) : status;
+}
+
 static epo_status blas_open(epo_queue *q) {
     epo_backend *be = q->be;
-    const char *why = NULL;
-    int version = 0;
-    if (!gpu_blas_find(&version, &why))
-        return epo_fail(EPO_E_UNSUPPORTED, "rank %d: no cuBLAS: %s", be->rank, why);
     gpu_blas *b = calloc(1, sizeof *b);
     if (b == NULL)
         return epo_fail(EPO_E_NOMEM, "rank %d: no memory for cuBLAS's handles", be->rank);
     b->be = be;
     b->lanes = be->shared_device ? 1 : 1 + GPU_SIDE;
-    epo_status status = EPO_OK;
+    epo_status status = be->gemm_way == GPU_GEMM_CUBLAS ? EPO_OK : gpu_lt_open(be, &b->lt);
     cudaError_t e = cudaEventCreateWithFlags(&b->fork, cudaEventDisableTiming);
-    if (e != cudaSuccess)
+    if (status == EPO_OK && e != cudaSuccess)
         status = gpu_fail(be, "cudaEventCreateWithFlags", "cuBLAS", e);
     for (int i = 0; i < b->lanes && status == EPO_OK; i++)
-        status = lane_open(be, q, &b->lane[i], i == 0);
+        status = lane_open(b, q, &b->lane[i], i == 0);
     if (status != EPO_OK) {
         gpu_blas_destroy(b);
         return status;
@@ -148,6 +145,7 @@ void gpu_blas_destroy(gpu_blas *b) {
     }
     if (b->fork != NULL)
         (void)cudaEventDestroy(b->fork);
+    gpu_lt_destroy(b->lt);
     free(b);
 }
 
@@ -161,36 +159,56 @@ static cudaDataType blas_type(epo_dtype type) {
 
 static uint64_t type_bytes(epo_dtype type) { return type == EPO_F32 ? 4 : 2; }
 
-/* cuBLAS is column-major: a row-major c[r][s] is its c^T[s][r], so operands swap. */
-static epo_status blas_expert(epo_backend *be, cublasHandle_t handle, const epo_gemm *g, int e,
-                              uint64_t row, int m, const char *phase) {
+/* BLAS is column-major: a row-major c[r][s] is its c^T[s][r], so operands swap. */
+static blas_product expert_product(const epo_gemm *g, int e, uint64_t row, int rows) {
     const uint64_t size = type_bytes(g->type), n = (uint64_t)g->n, k = (uint64_t)g->k;
     const uint64_t weights = (uint64_t)e * n * k;
     const char *a = g->a, *b = g->b;
     char *c = g->c;
-    const cudaDataType type = blas_type(g->type);
-    const float one = 1.0F, zero = 0.0F;
+    blas_product p = {.op_a = CUBLAS_OP_N,
+                      .op_b = CUBLAS_OP_N,
+                      .m = g->k,
+                      .n = rows,
+                      .k = g->n,
+                      .a = b + weights * size,
+                      .b = a + row * n * size,
+                      .c = c + row * k * size,
+                      .type = blas_type(g->type),
+                      .c_type = blas_type(g->type)};
     switch (g->kind) {
-    case EPO_GEMM_FORWARD: /* c[m][n] = a[m][k] b[n][k]^T */
-        BLAS_TRY(be, phase, "cublasGemmEx",
-                 api.gemm(handle, CUBLAS_OP_T, CUBLAS_OP_N, g->n, m, g->k, &one, b + weights * size,
-                          type, g->k, a + row * k * size, type, g->k, &zero, c + row * n * size,
-                          type, g->n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+    case EPO_GEMM_FORWARD: /* c[rows][n] = a[rows][k] b[n][k]^T */
+        p.op_a = CUBLAS_OP_T;
+        p.m = g->n;
+        p.k = g->k;
+        p.b = a + row * k * size;
+        p.c = c + row * n * size;
         break;
-    case EPO_GEMM_DGRAD: /* c[m][k] = a[m][n] b[n][k] */
-        BLAS_TRY(be, phase, "cublasGemmEx",
-                 api.gemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, g->k, m, g->n, &one, b + weights * size,
-                          type, g->k, a + row * n * size, type, g->n, &zero, c + row * k * size,
-                          type, g->k, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
-        break;
-    case EPO_GEMM_WGRAD: /* c[n][k] += a[m][n]^T b[m][k] */
-        BLAS_TRY(be, phase, "cublasGemmEx",
-                 api.gemm(handle, CUBLAS_OP_N, CUBLAS_OP_T, g->k, g->n, m, &one, b + row * k * size,
-                          type, g->k, a + row * n * size, type, g->n, &one,
-                          c + weights * type_bytes(g->c_type), blas_type(g->c_type), g->k,
-                          CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+    case EPO_GEMM_DGRAD: /* c[rows][k] = a[rows][n] b[n][k] */ break;
+    case EPO_GEMM_WGRAD: /* c[n][k] += a[rows][n]^T b[rows][k] */
+        p.op_b = CUBLAS_OP_T;
+        p.n = g->n;
+        p.k = rows;
+        p.a = b + row * k * size;
+        p.c = c + weights * type_bytes(g->c_type);
+        p.c_type = blas_type(g->c_type);
+        p.add = true;
         break;
     }
+    p.lda = g->k;
+    p.ldb = g->kind == EPO_GEMM_FORWARD ? g->k : g->n;
+    p.ldc = p.m;
+    return p;
+}
+
+static epo_status expert_run(gpu_blas *b, blas_lane *lane, const blas_product *p,
+                             const char *phase) {
+    const float one = 1.0F, old = p->add ? 1.0F : 0.0F;
+    if (b->lt != NULL)
+        return gpu_lt_run(b->lt, lane->stream, lane->workspace, p, phase);
+    BLAS_TRY(b->be, phase, "cublasGemmEx",
+             api.gemm(lane->handle, p->op_a, p->op_b, p->m, p->n, p->k, &one, p->a, p->type, p->lda,
+                      p->b, p->type, p->ldb, &old, p->c, p->c_type, p->ldc, CUBLAS_COMPUTE_32F,
+                      CUBLAS_GEMM_DEFAULT));
     return EPO_OK;
 }
 
@@ -220,8 +238,8 @@ epo_status gpu_blas_gemm(epo_queue *q, const epo_gemm *g, const uint64_t *first,
     for (int e = g->first, lane = 0; e < g->first + g->count && status == EPO_OK; e++) {
         if (count[e] == 0)
             continue;
-        status =
-            blas_expert(q->be, q->blas->lane[lane].handle, g, e, first[e], (int)count[e], phase);
+        const blas_product p = expert_product(g, e, first[e], (int)count[e]);
+        status = expert_run(q->blas, &q->blas->lane[lane], &p, phase);
         lane = (lane + 1) % q->blas->lanes;
     }
     return status == EPO_OK ? blas_join(q, phase) : status;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * gemm.c - which way the experts' GEMMs go: one persistent launch for all experts
- * where the device has our kernels (sm_90), else one cuBLAS call per expert.  The
- * way depends on device, type and shape alone, so it is the same for every chunk.
+ * where the device has our kernels (sm_90), else one cuBLASLt call per expert, else our
+ * portable kernels.  The way depends on the user's wish, device, type and shape alone,
+ * so it is the same for every chunk.
  */
 #include "backend/cuda/gpu.h"
 
@@ -12,6 +13,58 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+static const char *const gemm_words[] = {[GPU_GEMM_AUTO] = "auto",
+                                         [GPU_GEMM_OWN] = "grouped",
+                                         [GPU_GEMM_PORTABLE] = "portable",
+                                         [GPU_GEMM_LT] = "cublaslt",
+                                         [GPU_GEMM_CUBLAS] = "cublas"};
+
+epo_status gpu_gemm_choose(epo_backend *be) {
+    const char *wish = getenv("EP_OVERLAP_CUDA_GEMM"), *why = NULL;
+    const int ways = sizeof gemm_words / sizeof *gemm_words;
+    int way = 0, version = 0;
+    while (wish != NULL && wish[0] != '\0' && way < ways && strcmp(wish, gemm_words[way]) != 0)
+        way++;
+    if (way == ways)
+        return epo_fail(EPO_E_ARG,
+                        "EP_OVERLAP_CUDA_GEMM: found '%s', allowed auto, grouped, portable, "
+                        "cublaslt, cublas",
+                        wish);
+    if ((way == GPU_GEMM_LT && !gpu_lt_find(&version, &why)) ||
+        (way == GPU_GEMM_CUBLAS && !gpu_blas_find(&version, &why)))
+        return epo_fail(EPO_E_UNSUPPORTED, "EP_OVERLAP_CUDA_GEMM=%s: %s", wish, why);
+    be->gemm_way = (gpu_gemm_way)way;
+    be->grouped = way == GPU_GEMM_AUTO || way == GPU_GEMM_OWN;
+    return EPO_OK;
+}
+
+void gpu_gemm_version(const epo_backend *be, char *text, size_t size) {
+    const char *why = NULL;
+    int version = 0;
+    const bool cublas = be->gemm_way == GPU_GEMM_CUBLAS;
+    const bool found = cublas ? gpu_blas_find(&version, &why) : gpu_lt_find(&version, &why);
+    char library[48] = "no cuBLASLt";
+    if (found)
+        snprintf(library, sizeof library, "cuBLAS%s %d.%d", cublas ? "" : "Lt", version / 100,
+                 version % 100);
+    if (be->gemm_way == GPU_GEMM_AUTO)
+        snprintf(text, size, "%s", library);
+    else
+        snprintf(text, size, "%s, GEMMs %s", library, gemm_words[be->gemm_way]);
+}
+
+/* Our kernels for this one?  `path` says which. */
+static bool gemm_own(const epo_backend *be, const epo_gg *gg, epo_gg_path *path) {
+    const char *why = NULL;
+    int version = 0;
+    *path = EPO_GG_AUTO;
+    if (be->grouped && epo_gg_path_of(gg) == EPO_GG_SM90)
+        return true;
+    *path = EPO_GG_PORTABLE;
+    return be->gemm_way == GPU_GEMM_OWN || be->gemm_way == GPU_GEMM_PORTABLE ||
+           (be->gemm_way == GPU_GEMM_AUTO && !gpu_lt_find(&version, &why));
+}
 
 epo_gg gpu_gemm_shape(const epo_gemm *g) {
     const uint64_t *first = g->cpu_first != NULL ? g->cpu_first : g->row_first;
@@ -117,10 +170,10 @@ epo_status gpu_gemm(epo_queue *q, const epo_gemm *g, const epo_deps *deps) {
         epo_gg gg = gpu_gemm_shape(g);
         if (fuse)
             gpu_gemm_act(&gg, g->act);
-        const bool grouped = q->be->grouped && epo_gg_path_of(&gg) == EPO_GG_SM90;
-        status = grouped ? grouped_run(q, &gg, g->beside, deps->name)
-                         : gpu_blas_gemm(q, g, first, count, deps->name);
-        if (status == EPO_OK && g->act != NULL && !(grouped && fuse))
+        const bool own = gemm_own(q->be, &gg, &gg.path);
+        status = own ? grouped_run(q, &gg, g->beside, deps->name)
+                     : gpu_blas_gemm(q, g, first, count, deps->name);
+        if (status == EPO_OK && g->act != NULL && !(own && fuse))
             status = act_after(q, g, first, count, deps->name);
     }
     return status == EPO_OK ? gpu_op_end(q, deps) : status;

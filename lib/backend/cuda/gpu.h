@@ -14,7 +14,7 @@
  *   exchange.c  rows to peers, by copy engines or stores; staging.c: packed first
  *   pairs.c     the same over NCCL
  *   sum.c       allreduce
- *   gemm.c      the experts' GEMMs: our grouped kernels (gemm/), or blas.c, cuBLAS
+ *   gemm.c      the experts' GEMMs: our grouped kernels (gemm/), or blas.c: lt.c, cuBLAS
  *   chain.c     two products of all chunks in one launch
  *   kernels.cu  the passes over rows
  *   routing.c   counts of a routing, and its maps; routes.cu: their kernels
@@ -47,6 +47,16 @@
 /* SMs that GEMMs leave to NCCL's kernels: one that holds every SM to its end would keep
  * them out. */
 #define GPU_PAIRS_SMS 16
+
+/* Who multiplies; what AUTO does where our sm_90 kernels do not fit: cuBLASLt if it is
+ * found, else our portable kernels. */
+typedef enum gpu_gemm_way {
+    GPU_GEMM_AUTO = 0,
+    GPU_GEMM_OWN,      /* our kernels, the portable ones where those for sm_90 do not fit */
+    GPU_GEMM_PORTABLE, /* our portable kernels alone */
+    GPU_GEMM_LT,       /* cuBLASLt, one call per expert */
+    GPU_GEMM_CUBLAS    /* cuBLAS, likewise */
+} gpu_gemm_way;
 
 typedef struct gpu_blas gpu_blas;
 typedef struct gpu_pairs gpu_pairs;
@@ -116,10 +126,11 @@ struct epo_backend {
     int rank, ranks, device, sms;
     double timeout_s, warn_s;
     gpu_wait_mode wait_mode;
-    bool stream_ops;      /* the device writes and waits for words by itself */
-    bool one_sided;       /* ranks of a node write each other's memory */
-    bool chains;          /* both products of the experts in one launch where it fits */
-    bool grouped;         /* our GEMM kernels where they fit; else cuBLAS */
+    bool stream_ops; /* the device writes and waits for words by itself */
+    bool one_sided;  /* ranks of a node write each other's memory */
+    bool chains;     /* both products of the experts in one launch where it fits */
+    gpu_gemm_way gemm_way;
+    bool grouped;         /* our sm_90 GEMM kernels where they fit */
     int lend_sms;         /* that GEMMs leave to exchanges beside them */
     int gemm_sms;         /* that those take; 0: all */
     uint64_t small_piece; /* bytes; smaller ones on average are stored, not copied */
@@ -327,7 +338,11 @@ epo_status gpu_event_wait(epo_queue *q, epo_event *event, const char *phase);
 /* The event's word, if it has one, is another's now. */
 void gpu_word_give(epo_backend *be, epo_event *event);
 
-/* ---- gemm.c, blas.c ---- */
+/* ---- gemm.c, blas.c, lt.c ---- */
+/* Who multiplies, as EP_OVERLAP_CUDA_GEMM wishes; an error if that cannot be. */
+epo_status gpu_gemm_choose(epo_backend *be);
+/* "cuBLASLt 13.1", and what else than `auto` was chosen. */
+void gpu_gemm_version(const epo_backend *be, char *text, size_t size);
 /* The grouped GEMM of these experts; with the activation in its epilogue. */
 epo_gg gpu_gemm_shape(const epo_gemm *g);
 void gpu_gemm_act(epo_gg *gg, const epo_swiglu *act);
@@ -338,8 +353,9 @@ void gpu_workspace_free(epo_queue *q);
 epo_status gpu_blas_gemm(epo_queue *q, const epo_gemm *g, const uint64_t *first,
                          const uint64_t *count, const char *phase);
 void gpu_blas_destroy(gpu_blas *blas);
-/* cuBLAS's version, and where it was found; false: none, `why` says so. */
+/* The library's version (1301); false: none that serves, `why` says so. */
 bool gpu_blas_find(int *version, const char **why);
+bool gpu_lt_find(int *version, const char **why);
 
 /* ---- routing.c ---- */
 epo_status gpu_route_count(epo_queue *q, const epo_routes *routes, epo_route_counts *out);
