@@ -5,6 +5,10 @@
 #
 #   probe      the node's facts against nvidia-smi                  1 GPU
 #   units      operations against fp64, errors, late peers          1 GPU
+#   products   the experts' products, each way (EP_OVERLAP_CUDA_GEMM), against
+#              cuBLASLt's on the same inputs                         1 GPU
+#   ways       operations and layers with the portable kernels, which serve other
+#              GPUs, and with cuBLASLt, in place of those for sm_90   1 GPU or more
 #   flex       flex's kernels against maps of the CPU and fp64     1 GPU or more
 #   threads    layers, ranks as threads, all arms bit for bit        1 GPU or more
 #   processes  the same, ranks as processes over CUDA IPC            1 GPU or more
@@ -40,11 +44,11 @@ while getopts n:s:o:h option; do
         n) cases=$OPTARG ;;
         s) seed=$OPTARG ;;
         o) out=$OPTARG ;;
-        *) sed -n '3,33s/^# \{0,1\}//p' "$0"; exit 2 ;;
+        *) sed -n '3,/^set -u/{/^set -u/d;s/^# \{0,1\}//p}' "$0"; exit 2 ;;
     esac
 done
 shift $((OPTIND - 1))
-phases=${*:-probe units flex threads processes nccl features wire endure sanitizer bench sweep deep fp32 slow tools slurm}
+phases=${*:-probe units products ways flex threads processes nccl features wire endure sanitizer bench sweep deep fp32 slow tools slurm}
 out=${out:-$build/results}
 mkdir -p "$out" || exit 2
 : >"$out/cases.tsv"
@@ -123,6 +127,15 @@ for phase in $phases; do
     case $phase in
         probe) run probe 90 tests/gpu/probe.sh "$build/probe" ;;
         units) run units 90 "$build/units" ;;
+        products) run products 90 "$build/products" check 300 ${seed:+"$seed"} ;;
+        ways)
+            for way in portable cublaslt; do
+                export EP_OVERLAP_CUDA_GEMM=$way
+                run "$way-units" 60 "$build/units"
+                run "$way-layer" 90 "$build/layer" threads 2 "$((cases / 2))" ${seed:+"$seed"}
+            done
+            unset EP_OVERLAP_CUDA_GEMM
+            ;;
         flex)
             run flex 90 "$build/bench_flex" check ${seed:+"$seed"}
             [ "$gpus" -ge 2 ] || skip flex "times across a link need 2 GPUs, $gpus here"
