@@ -23,13 +23,16 @@
 #   sweep      the same for 64, 512, 4096 and 16384 tokens            2 GPUs
 #   deep       workload D: hidden 7168, 256 experts                   2 GPUs
 #   fp32       Q, weight gradients added up in fp32                   2 GPUs
+#   scale      ep-overlap bench at EP = 1, 2, 4, 8, workloads Q and D, and the cost
+#              model (scale.sh)                              as many GPUs as there are
 #   slow       a slow fabric: NCCL through shared memory, widths      2 GPUs
 #              that take as long to send as to compute
 #   tools      ep-overlap bench and ep-train, without Slurm (tools.sh)  1 GPU or more
 #   slurm      srun --ep-overlap=on ep-train: the loss of off, bit for bit; Slurm from
 #              build-debs where none is installed (slurm.sh)         1 GPU or more
 #
-#   run.sh [PHASE...]     all of them; -n CASES [12], -s SEED, -o FOLDER for results
+#   run.sh [PHASE...]     all of them; -n CASES [12], -s SEED, -o FOLDER for results,
+#                         -S: in `scale`, ranks share GPUs where there are too few, labelled
 #
 # Prints a table, one JSON object, and last what was skipped and why. Status 0: no
 # case failed. Under 8 minutes.
@@ -39,16 +42,18 @@ build=${EPO_GPU_BUILD:-build-gpu}
 cases=12
 seed=
 out=
-while getopts n:s:o:h option; do
+standin=()
+while getopts n:s:o:Sh option; do
     case $option in
         n) cases=$OPTARG ;;
         s) seed=$OPTARG ;;
         o) out=$OPTARG ;;
+        S) standin=(-f) ;;
         *) sed -n '3,/^set -u/{/^set -u/d;s/^# \{0,1\}//p}' "$0"; exit 2 ;;
     esac
 done
 shift $((OPTIND - 1))
-phases=${*:-probe units products ways flex threads processes nccl features wire endure sanitizer bench sweep deep fp32 slow tools slurm}
+phases=${*:-probe units products ways flex threads processes nccl features wire endure sanitizer bench sweep deep fp32 scale slow tools slurm}
 out=${out:-$build/results}
 mkdir -p "$out" || exit 2
 : >"$out/cases.tsv"
@@ -145,13 +150,22 @@ for phase in $phases; do
         threads)
             run threads2 90 "$build/layer" threads 2 "$cases" ${seed:+"$seed"}
             run threads4 90 "$build/layer" threads 4 "$((cases / 2))" ${seed:+"$seed"}
+            [ "$gpus" -lt 8 ] || run threads8 90 "$build/layer" threads 8 "$((cases / 2))" ${seed:+"$seed"}
             ;;
-        processes) run processes 90 "$build/layer" processes 2 "$cases" ${seed:+"$seed"} ;;
+        processes)
+            run processes 90 "$build/layer" processes 2 "$cases" ${seed:+"$seed"}
+            for ranks in 4 8; do
+                [ "$gpus" -lt "$ranks" ] || run "processes$ranks" 90 "$build/layer" processes "$ranks" "$((cases / 2))" ${seed:+"$seed"}
+            done
+            ;;
         nccl)
             if [ "$gpus" -lt 2 ]; then
                 skip nccl "needs 2 GPUs, $gpus here (NCCL refuses two ranks on one)"
             else
-                EP_OVERLAP_CUDA_PEER=0 run nccl 90 "$build/layer" processes 2 "$((cases / 2))" ${seed:+"$seed"}
+                for ranks in 2 4 8; do
+                    [ "$gpus" -lt "$ranks" ] ||
+                        EP_OVERLAP_CUDA_PEER=0 run "nccl$ranks" 90 "$build/layer" processes "$ranks" "$((cases / 2))" ${seed:+"$seed"}
+                done
             fi
             ;;
         features) run features 90 "$build/features" ;;
@@ -179,6 +193,10 @@ for phase in $phases; do
                 sanitize racecheck 90 "$build/layer" threads 2 1 0x1 2
                 unset LAYER_TIMEOUT_S
             fi
+            ;;
+        scale)
+            ARCH=$arch CUDA=$cuda run scale 400 tests/gpu/scale.sh "${standin[@]}" "$build"
+            sed -n 's/^# //p' "$out/scale.log"
             ;;
         tools) ARCH=$arch CUDA=$cuda run tools 170 tests/gpu/tools.sh "$build" ;;
         slurm) ARCH=$arch CUDA=$cuda run slurm 170 tests/gpu/slurm.sh "$build" ;;
