@@ -9,6 +9,8 @@
 #              cuBLASLt's on the same inputs                         1 GPU
 #   ways       operations and layers with the portable kernels, which serve other
 #              GPUs, and with cuBLASLt, in place of those for sm_90   1 GPU or more
+#   sm80       the same with what is compiled for sm_80 (PTX, which the driver takes
+#              here too; another build), portable kernels           1 GPU or more
 #   flex       flex's kernels against maps of the CPU and fp64     1 GPU or more
 #   threads    layers, ranks as threads, all arms bit for bit        1 GPU or more
 #   processes  the same, ranks as processes over CUDA IPC            1 GPU or more
@@ -53,7 +55,7 @@ while getopts n:s:o:Sh option; do
     esac
 done
 shift $((OPTIND - 1))
-phases=${*:-probe units products ways flex threads processes nccl features wire endure sanitizer bench sweep deep fp32 scale slow tools slurm}
+phases=${*:-probe units products ways sm80 flex threads processes nccl features wire endure sanitizer bench sweep deep fp32 scale slow tools slurm}
 out=${out:-$build/results}
 mkdir -p "$out" || exit 2
 : >"$out/cases.tsv"
@@ -140,6 +142,18 @@ for phase in $phases; do
                 run "$way-layer" 90 "$build/layer" threads 2 "$((cases / 2))" ${seed:+"$seed"}
             done
             unset EP_OVERLAP_CUDA_GEMM
+            ;;
+        sm80)
+            # The sm_90 kernels are in it, as always, and are not used.
+            if GENCODE='-gencode=arch=compute_80,code=compute_80' make -s -f tests/gpu/build.mk -j"$(nproc)" \
+                O="$build-sm80" CUDA="$cuda" "$build-sm80/units" "$build-sm80/layer" >"$out/build-sm80.log" 2>&1; then
+                export EP_OVERLAP_CUDA_GEMM=portable
+                run sm80-units 90 "$build-sm80/units"
+                run sm80-layer 90 "$build-sm80/layer" threads 2 "$((cases / 2))" ${seed:+"$seed"}
+                unset EP_OVERLAP_CUDA_GEMM
+            else
+                printf 'sm80\tbuild\tFAIL\t%s\n' "$(tail -1 "$out/build-sm80.log")" >>"$out/cases.tsv"
+            fi
             ;;
         flex)
             run flex 90 "$build/bench_flex" check ${seed:+"$seed"}
