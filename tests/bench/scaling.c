@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * scaling.c - what a plan and a pass cost the host engine against ranks, experts and
- * tokens.  Experts are the caller's and do nothing, so a pass is its pipeline and its
- * rows.  scaling.sh runs, judges and draws it.
+ * scaling.c - what a plan, a pass, a barrier and making the group cost the host engine
+ * against ranks, experts and tokens.  Experts are the caller's and do nothing, so a pass is its
+ * pipeline and its rows.  scaling.sh runs, judges and draws it.
  *
  *   scaling RANKS EXPERTS TOKENS flex|alltoall [ROUNDS]
  *
- * Ranks are threads.  One line: the arguments; microseconds of a plan and of a pass
- * (the slowest rank, the median of the rounds), and CPU time that each took a rank, that
- * of its workers included.
+ * Ranks are threads.  One line: the arguments; microseconds of a plan, of a pass and
+ * of a barrier (the slowest rank, the median of the rounds), CPU time that each took a
+ * rank, that of its workers included, and microseconds of making group, buffer and layer.
  */
 #include "config.h"
 
@@ -22,14 +22,14 @@
 #include <time.h>
 
 enum { RANKS = 256, ROUNDS = 99, HIDDEN = 64, TOP_K = 8, CHUNKS = 4, BURST = 4 };
-enum { PLAN, PASS, KINDS };
+enum { PLAN, PASS, BARRIER, KINDS };
 
 typedef struct bench {
     const epo_engine *engine;
     epo_world *world;
     int ranks, experts, tokens, rounds;
     epo_dispatcher dispatcher;
-    double wall[KINDS][ROUNDS][RANKS], cpu[KINDS][ROUNDS]; /* us */
+    double wall[KINDS][ROUNDS][RANKS], cpu[KINDS][ROUNDS], made[RANKS]; /* us */
 } bench;
 
 typedef struct rank_args {
@@ -111,6 +111,8 @@ static void objects_make(const bench *b, int rank, objects *o) {
     o->experts = malloc(slots * sizeof *o->experts);
     o->x = calloc(rows, sizeof *o->x);
     o->y = calloc(rows, sizeof *o->y);
+    if (o->experts == NULL || o->x == NULL || o->y == NULL)
+        exit(1);
     for (uint64_t i = 0; i < slots; i++)
         o->experts[i] = (int64_t)(mix((uint64_t)rank << 40 | i) % (uint64_t)b->experts);
 }
@@ -138,6 +140,10 @@ static void round_run(bench *b, int rank, objects *o, int kind, int round, epo_p
             must(b, b->engine->forward(o->layer, plan, o->x, o->y, NULL, NULL), "forward");
             continue;
         }
+        if (kind == BARRIER) {
+            must(b, b->engine->group_barrier(o->group), "barrier");
+            continue;
+        }
         must(b, b->engine->plan_create(o->buffer, &r, NULL, &made), "plan");
         b->engine->plan_release(made);
     }
@@ -156,7 +162,9 @@ static void *rank_main(void *arg) {
     objects o;
     epo_plan *plan = NULL;
     epo_routing r = EPO_ROUTING_INIT;
+    const double begin = now_us(CLOCK_MONOTONIC);
     objects_make(b, a->rank, &o);
+    b->made[a->rank] = now_us(CLOCK_MONOTONIC) - begin;
     r.tokens = b->tokens;
     r.top_k = TOP_K;
     r.experts = o.experts;
@@ -170,7 +178,7 @@ static void *rank_main(void *arg) {
 }
 
 static void report(bench *b, const char *dispatcher) {
-    double us[KINDS], cpu[KINDS], slowest[ROUNDS];
+    double us[KINDS], cpu[KINDS], slowest[ROUNDS], made = 0;
     for (int kind = 0; kind < KINDS; kind++) {
         for (int i = 0; i < b->rounds; i++) {
             slowest[i] = 0;
@@ -180,8 +188,14 @@ static void report(bench *b, const char *dispatcher) {
         us[kind] = median(slowest, b->rounds);
         cpu[kind] = median(b->cpu[kind], b->rounds);
     }
-    printf("%s\t%d\t%d\t%d\t%.1f\t%.1f\t%.1f\t%.1f\n", dispatcher, b->ranks, b->experts, b->tokens,
-           us[PLAN], us[PASS], cpu[PLAN], cpu[PASS]);
+    printf("%s\t%d\t%d\t%d", dispatcher, b->ranks, b->experts, b->tokens);
+    for (int kind = 0; kind < KINDS; kind++)
+        printf("\t%.1f", us[kind]);
+    for (int kind = 0; kind < KINDS; kind++)
+        printf("\t%.1f", cpu[kind]);
+    for (int r = 0; r < b->ranks; r++)
+        made = b->made[r] > made ? b->made[r] : made;
+    printf("\t%.1f\n", made);
 }
 
 int main(int argc, char **argv) {

@@ -13,7 +13,7 @@ from matplotlib import pyplot  # noqa: E402
 
 SWEEPS = {"ranks": 2, "experts": 3, "tokens": 4}
 # column, name, style
-COSTS = [(7, "plan", "-"), (8, "pass", "--")]
+COSTS = [(8, "plan", "-"), (9, "pass", "--")]
 COLORS = {"alltoall": "#1f5fa8", "flex": "#c05a1c"}
 
 
@@ -31,7 +31,7 @@ def draw(axis, rows, sweep):
             y = [float(r[column]) for r in mine]
             axis.plot(x, y, style, color=color, marker="o", markersize=3, linewidth=1.2,
                       label=f"{dispatcher} {name}")
-    low = min(float(r[7]) for r in rows if r[0] == sweep)
+    low = min(float(r[8]) for r in rows if r[0] == sweep)
     axis.plot([x[0], x[-1]], [low, low * x[-1] / x[0]], color="#999999", linewidth=0.8,
               label="linear")
     axis.set_xscale("log", base=2)
