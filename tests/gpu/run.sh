@@ -142,6 +142,17 @@ for phase in $phases; do
                 run "$way-layer" 90 "$build/layer" threads 2 "$((cases / 2))" ${seed:+"$seed"}
             done
             unset EP_OVERLAP_CUDA_GEMM
+            # A library that is none: the portable kernels serve, and who asked for it hears why.
+            mkdir -p "$build/no-lt"
+            "${CC:-gcc}" -shared -x c /dev/null -o "$build/no-lt/libcublasLt.so.13"
+            LD_LIBRARY_PATH=$build/no-lt:$LD_LIBRARY_PATH run no-lt-units 60 "$build/units"
+            LD_LIBRARY_PATH=$build/no-lt:$LD_LIBRARY_PATH EP_OVERLAP_CUDA_GEMM=cublaslt \
+                timeout 60 "$build/units" >"$out/no-lt.log" 2>&1
+            if grep -q 'EP_OVERLAP_CUDA_GEMM=cublaslt: libcublasLt.so.13 lacks cublasLtCreate' "$out/no-lt.log"; then
+                printf 'no-lt\tcublaslt without it\tok\t%s\n' "$(grep -m1 lacks "$out/no-lt.log" | cut -f4)" >>"$out/cases.tsv"
+            else
+                printf 'no-lt\tcublaslt without it\tFAIL\t%s\n' "$(tail -1 "$out/no-lt.log")" >>"$out/cases.tsv"
+            fi
             ;;
         sm80)
             # The sm_90 kernels are in it, as always, and are not used.

@@ -8,6 +8,7 @@
 #include "backend/cuda/blas.h"
 
 #include <cublasLt.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,9 +44,9 @@ typedef struct lt_api {
 
 static lt_api api;
 static const char *api_missing;
+static char api_text[640];
 
-static void api_functions(void *lib) {
-    const char **missing = &api_missing;
+static void api_functions(void *lib, const char **missing) {
     *(void **)&api.create = gpu_library_symbol(lib, "cublasLtCreate", missing);
     *(void **)&api.destroy = gpu_library_symbol(lib, "cublasLtDestroy", missing);
     *(void **)&api.property = gpu_library_symbol(lib, "cublasLtGetProperty", missing);
@@ -64,25 +65,36 @@ static void api_functions(void *lib) {
     *(void **)&api.matmul = gpu_library_symbol(lib, "cublasLtMatmul", missing);
 }
 
+/* In a sentence, what keeps the library at `path` from serving; NULL: nothing. */
+static const char *api_judge(void *lib, const char *path) {
+    const char *missing = NULL;
+    int major = 0, minor = 0;
+    api_functions(lib, &missing);
+    if (missing != NULL) {
+        snprintf(api_text, sizeof api_text, "%s lacks %s", path, missing);
+        return api_text;
+    }
+    if (api.property(MAJOR_VERSION, &major) != CUBLAS_STATUS_SUCCESS ||
+        api.property(MINOR_VERSION, &minor) != CUBLAS_STATUS_SUCCESS)
+        return "cublasLtGetProperty failed";
+    api.number = major * 100 + minor;
+    /* What was compiled knows the structs of these. */
+    if (major < 12 || major > 13) {
+        snprintf(api_text, sizeof api_text, "%s is cuBLASLt %d.%d, needed is 12 or 13", path, major,
+                 minor);
+        return api_text;
+    }
+    return NULL;
+}
+
 static void api_load(void) {
     static const char *const sonames[] = {"libcublasLt.so.13", "libcublasLt.so.12", NULL};
     char path[512];
     void *lib = gpu_library_find("libcublasLt", sonames, path, sizeof path);
-    if (lib == NULL) {
-        api_missing = "libcublasLt.so.13 or .12 was not found; set LD_LIBRARY_PATH to the CUDA "
-                      "Toolkit's or the framework's copy";
-        return;
-    }
-    api_functions(lib);
-    int major = 0, minor = 0;
-    if (api_missing == NULL && (api.property(MAJOR_VERSION, &major) != CUBLAS_STATUS_SUCCESS ||
-                                api.property(MINOR_VERSION, &minor) != CUBLAS_STATUS_SUCCESS))
-        api_missing = "cublasLtGetProperty failed";
-    api.number = major * 100 + minor;
-    /* Its structs lie as in the header since 11; a major number that did not exist when
-     * this was written may change them. */
-    if (api_missing == NULL && (major < 12 || major > 13))
-        api_missing = "cuBLASLt is neither 12 nor 13";
+    api_missing = lib != NULL
+                      ? api_judge(lib, path)
+                      : "libcublasLt.so.13 or .12 was not found; set LD_LIBRARY_PATH to the "
+                        "CUDA Toolkit's or the framework's copy";
 }
 
 bool gpu_lt_find(int *version, const char **why) {
