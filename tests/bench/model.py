@@ -268,8 +268,10 @@ def show(model):
 # ---- on paper -------------------------------------------------------------------------------
 
 NODE = 8           # GPUs
-NET_LATENCY = 5e-3  # ms, a message between nodes
-PIECE = 1.3e-3     # ms of CPU for a copy to a peer, measured (docs/performance.md)
+NET_LATENCY = 0.01  # ms, a message between nodes and what says that it came; assumed
+PIECE = 1.3e-3      # ms of CPU for a copy to a peer, measured (docs/performance.md)
+E4M3 = (1 + 4 / 128) / 2  # of bf16's bytes
+NODES_OF_TOKEN = 4  # where routing is limited to so many, as DeepSeek-V3's
 
 
 class Far:
@@ -285,19 +287,18 @@ class Far:
         one = touched(experts, local, top_k)
         self.ranks, self.experts = ranks, experts
         out = (nodes - 1) * touched(experts, on_node, top_k)
-        limit = 4
         if way == "alltoall":
             inside, across = top_k * near / ranks, top_k * (ranks - near - 1) / ranks
         elif way == "flex":
             inside, across = near * one, (ranks - near - 1) * one
         else:  # one row a token and node, handed on over NVLink there
-            across = out if way != "limited" else min(out, (limit - limit / nodes))
-            inside = (ranks - ranks // nodes) * one if nodes > 1 else near * one
-        shrink = 0.53 if way in ("e4m3", "limited") else 1.0  # dispatch alone
+            across = out if way != "limited" else min(out, NODES_OF_TOKEN * (1 - 1 / nodes))
+            inside = min(top_k, (ranks - nodes) * one) if nodes > 1 else near * one
+        shrink = E4M3 if way in ("e4m3", "limited") else 1.0  # dispatch alone
         link = model.serial["flex"][1]
         self.across = across
         trip = [max(inside * row * s * link, across * row * s / net * 1e-6) +
-                (NET_LATENCY * math.log2(nodes) if nodes > 1 else 0) for s in (shrink, 1.0)]
+                (NET_LATENCY if nodes > 1 else 0) for s in (shrink, 1.0)]
         self.wire = sum(trip)
         shape = {"tokens": tokens, "hidden": hidden, "ffn": ffn, "experts": experts,
                  "top_k": top_k, "ranks": ranks, "type": "bf16"}
@@ -315,7 +316,8 @@ class Far:
         pieces = local * (ranks - 1) if way == "alltoall" else p.chunks * (ranks - 1)
         self.cpu = 2 * pieces * PIECE
         self.record = ranks * (experts + ranks * (1 + 2 * p.chunks)) * 4 / 1e6  # MB a plan
-        self.window = 2 * (tokens * ranks * hidden * 2) / 1e9
+        # Rows from every rank, and what comes back.
+        self.window = tokens * (ranks + min(ranks, top_k)) * hidden * 2 / 1e9
 
 
 def paper(args):
@@ -326,7 +328,7 @@ def paper(args):
     print(f"workload {args.workload}, {args.tokens} tokens a rank, {args.net:g} GB/s a GPU between "
           f"nodes of {NODE}; forward, ms; experts: the larger of the workload's and EP")
     print("| EP | experts | FFN | " + " | ".join(f"{w}: wire, overlapped" for w in ways) +
-          " | CPU of copies (flex) | counts of a plan, MB | windows, GB |")
+          " | CPU of copies (flex) | counts of a plan, MB | window (flex), GB |")
     print("|" + "---|" * (6 + len(ways)))
     for ranks in (2, 8, 64, 128, 256, 512, 1024, 2048):
         all_ways = [Far(model, args.workload, args.tokens, ranks, args.net, w) for w in ways]
