@@ -9,12 +9,12 @@
 Forward pass, one rank; every coefficient is at least 0:
   FFN        = fixed + FLOPs / rate + weight bytes / bandwidth
   serial     = FFN + fixed + wire bytes / link + expert-row bytes x local
-  overlapped = max(FFN + first + last, wire + FFN / n) + fixed + expert-row bytes x local
-               + contention x what of communication lies beside the FFN
+  overlapped = max(FFN + first + last, wire + FFN / n) + fixed + n x a chunk's
+               + expert-row bytes x local + contention x what of communication lies beside the FFN
 wire is dispatch and combine; first, last: the part of them that nothing hides, which is the
-first chunk's rows and the last one's.  FFN, serial and overlapped are fitted apart, the last
-two for each dispatcher, by least squares of relative errors.  Held-out files are predicted,
-not fitted.  Left out: one that was measured where ranks share a GPU (its times mean nothing).
+first chunk's rows and the last one's.  FFN, serial and overlapped are fitted apart, for each
+dispatcher, by least squares of relative errors.  Held-out files are predicted, not fitted.
+Left out: one that was measured where ranks share a GPU (its times mean nothing).
 """
 import argparse
 import json
@@ -174,7 +174,7 @@ class Model:
         self.ffn, self.serial, self.overlapped = ffn, serial, overlapped
 
     def ffn_ms(self, p):
-        return sum(c * v for c, v in zip(self.ffn, (1, p.flops, p.weights)))
+        return sum(c * v for c, v in zip(self.ffn[p.dispatcher], (1, p.flops, p.weights)))
 
     def wire_ms(self, p, nbytes):
         return self.serial[p.dispatcher][1] * nbytes
@@ -187,13 +187,17 @@ class Model:
     def beside(self, p, ffn):
         return min(ffn, 2 * self.wire_ms(p, p.wire - p.first))
 
+    def beyond(self, p, ffn):
+        """What an overlapped pass takes longer by."""
+        return 1, p.chunks, self.beside(p, ffn), p.row_bytes
+
     def predict(self, p, ffn=None):
         ffn = self.ffn_ms(p) if ffn is None else ffn
         if not p.overlap:
             c = self.serial[p.dispatcher]
             return ffn + c[0] + 2 * c[1] * p.wire + c[2] * p.row_bytes
-        c = self.overlapped[p.dispatcher]
-        return self.bound(p, ffn) + c[0] + c[1] * self.beside(p, ffn) + c[2] * p.row_bytes
+        return self.bound(p, ffn) + sum(c * v for c, v in zip(
+            self.overlapped[p.dispatcher], self.beyond(p, ffn)))
 
 
 def fit_part(points, columns, target):
@@ -208,17 +212,17 @@ def fit(points):
     if not any(p.ranks == 1 for p in points) or not any(p.ranks > 1 for p in points):
         raise Wrong("a fit needs measurements of one rank and of several: bytes inside a GPU and "
                     "on the link are told apart by them")
-    model = Model([], {}, {})
-    model.ffn = nonnegative([(1, p.flops, p.weights) for p in points],
-                            [p.ffn_ms for p in points], [1 / p.ffn_ms for p in points])
+    model = Model({}, {}, {})
     for name in sorted({p.dispatcher for p in points}):
         mine = [p for p in points if p.dispatcher == name]
+        model.ffn[name] = nonnegative([(1, p.flops, p.weights) for p in mine],
+                                      [p.ffn_ms for p in mine], [1 / p.ffn_ms for p in mine])
         model.serial[name] = fit_part([p for p in mine if not p.overlap],
                                       lambda p: (1, 2 * p.wire, p.row_bytes),
                                       lambda p: p.ms - p.ffn_ms)
         model.overlapped[name] = fit_part(
             [p for p in mine if p.overlap],
-            lambda p: (1, model.beside(p, p.ffn_ms), p.row_bytes),
+            lambda p: model.beyond(p, p.ffn_ms),
             lambda p: p.ms - model.bound(p, p.ffn_ms))
     return model
 
@@ -254,15 +258,15 @@ def per(value, unit):
 
 
 def show(model):
-    f = model.ffn
-    print(f"FFN: {f[0] * 1e3:.0f} us + FLOPs at {per(f[1], 1e-9)} TFLOP/s + weights at "
-          f"{per(f[2], 1e-6)} GB/s")
     for name, c in model.serial.items():
+        f = model.ffn[name]
+        print(f"{name} FFN: {f[0] * 1e3:.0f} us + FLOPs at {per(f[1], 1e-9)} TFLOP/s + weights at "
+              f"{per(f[2], 1e-6)} GB/s")
         print(f"{name} serial: {c[0] * 1e3:.0f} us + wire at {per(c[1], 1e-6)} GB/s + expert rows "
               f"at {per(c[2], 1e-6)} GB/s")
         c = model.overlapped[name]
-        print(f"{name} overlapped: {c[0] * 1e3:.0f} us + {c[1]:.2f} of hidden communication + "
-              f"expert rows at {per(c[2], 1e-6)} GB/s")
+        print(f"{name} overlapped: {c[0] * 1e3:.0f} us + {c[1] * 1e3:.0f} us a chunk + {c[2]:.2f} "
+              f"of hidden communication + expert rows at {per(c[3], 1e-6)} GB/s")
 
 
 # ---- on paper -------------------------------------------------------------------------------
@@ -310,7 +314,8 @@ class Far:
         c = model.overlapped[p.dispatcher]
         share = first_share(p.dispatcher, experts, top_k, ranks, p.chunks)
         floor = max(self.ffn + share * self.wire, self.wire + self.ffn / p.chunks)
-        self.overlapped = floor + c[0] + c[2] * p.row_bytes
+        beside = min(self.ffn, (1 - share) * self.wire)
+        self.overlapped = (floor + c[0] + c[1] * p.chunks + c[2] * beside + c[3] * p.row_bytes)
         s = model.serial[p.dispatcher]
         self.serial = self.ffn + self.wire + s[0] + s[2] * p.row_bytes
         pieces = local * (ranks - 1) if way == "alltoall" else p.chunks * (ranks - 1)

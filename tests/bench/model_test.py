@@ -12,9 +12,10 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import model  # noqa: E402
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-TRUE = model.Model([0.02, 1 / 600e9, 1 / 4e9],
+TRUE = model.Model({"alltoall": [0.02, 1 / 600e9, 1 / 4e9], "flex": [0.01, 1 / 650e9, 1 / 4e9]},
                    {"alltoall": [0.05, 1 / 380e6, 1 / 900e6], "flex": [0.1, 1 / 380e6, 1 / 700e6]},
-                   {"alltoall": [0.03, 0.2, 1 / 2e9], "flex": [0.09, 0.3, 1 / 800e6]})
+                   {"alltoall": [0.03, 0.004, 0.2, 1 / 2e9],
+                    "flex": [0.09, 0.003, 0.3, 1 / 800e6]})
 
 
 def report(ranks, tokens, truth=TRUE, noise=lambda i: 1.0, **more):
@@ -58,7 +59,7 @@ class Files(unittest.TestCase):
 class Fit(Files):
     def test_finds_what_made_the_times(self):
         found = model.fit(model.load(self.many()))
-        for got, want in ((found.ffn, TRUE.ffn), (found.serial["flex"], TRUE.serial["flex"]),
+        for got, want in ((found.ffn["flex"], TRUE.ffn["flex"]), (found.serial["flex"], TRUE.serial["flex"]),
                           (found.serial["alltoall"], TRUE.serial["alltoall"]),
                           (found.overlapped["alltoall"], TRUE.overlapped["alltoall"]),
                           (found.overlapped["flex"], TRUE.overlapped["flex"])):
@@ -79,9 +80,9 @@ class Fit(Files):
     def test_no_cost_is_below_zero(self):
         points = model.load(self.many(truth=model.Model(
             TRUE.ffn, {k: [0.0, v[1], 0.0] for k, v in TRUE.serial.items()},
-            {k: [-0.01, 0.1, 0.0] for k in TRUE.serial})))
+            {k: [-0.01, 0.0, 0.1, 0.0] for k in TRUE.serial})))
         found = model.fit(points)
-        for c in [found.ffn, *found.serial.values(), *found.overlapped.values()]:
+        for c in [*found.ffn.values(), *found.serial.values(), *found.overlapped.values()]:
             self.assertGreaterEqual(min(c), 0.0)
 
 
