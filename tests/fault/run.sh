@@ -2,22 +2,24 @@
 # SPDX-License-Identifier: Apache-2.0
 usage() {
     cat <<'END'
-run.sh [-q] [-g] [-k KINDS] [-j JOBS] [-n RANKS] [-l SECONDS] [-o TSV] [BUILD]
+run.sh [-q] [-g] [-v GPUS] [-k KINDS] [-j JOBS] [-n RANKS] [-l SECONDS] [-o TSV] [BUILD]
 
 One rank of a small training job is killed, stopped, slow, late or does something else than
 the others, in every phase; the others have to end within the limit, with status 1 and one
 line that names the rank and the phase, and leave nothing. One line a case, then the table.
 
   -q            a few cases of each kind: what make check runs
-  -g            the CUDA engine: BUILD/fault of tests/gpu/build.mk (else BUILD/tests/fault/fault)
+  -g            the CUDA engine: BUILD/fault of tests/gpu/build.mk (else BUILD/tests/fault/fault).
+                The next job is the next case here, and one more at the end.
+  -v "GPUS..."  what the cases see in turn as CUDA_VISIBLE_DEVICES ("0,1")
   -k KINDS      of killed stopped slow late twisted (all), in this order
   -j JOBS       cases at a time (2)
   -n RANKS      of a job (3; CUDA 2)    -l SECONDS    limit of a group (2)
   -o TSV        the cases, as fields
 END
 }
-quick=0 gpu=0 kinds='killed stopped slow late twisted' jobs=2 ranks='' limit=2 tsv=''
-while getopts qgk:j:n:l:o:h option; do
+quick=0 gpu=0 kinds='killed stopped slow late twisted' jobs=2 ranks='' limit=2 tsv='' visible=0,1 alone=''
+while getopts qgk:j:n:l:o:v:h option; do
     case $option in
     q) quick=1 ;;
     g) gpu=1 ;;
@@ -26,6 +28,7 @@ while getopts qgk:j:n:l:o:h option; do
     n) ranks=$OPTARG ;;
     l) limit=$OPTARG ;;
     o) tsv=$OPTARG ;;
+    v) visible=$OPTARG ;;
     h) usage && exit 0 ;;
     *) usage >&2 && exit 2 ;;
     esac
@@ -53,22 +56,37 @@ if [ "$quick" = 1 ]; then
         "$work/cases" >"$work/quick"
     mv "$work/quick" "$work/cases"
 fi
-if [ "$gpu" = 1 ]; then before=$(gpu_memory); fi
+if [ "$gpu" = 1 ]; then
+    # Held open, or the driver would make the GPUs ready anew for each case.
+    # shellcheck disable=SC2034
+    for node in /dev/nvidia[0-9]*; do exec {held}<"$node"; done
+    before=$(gpu_memory) alone=-x
+fi
 begin=$SECONDS
-export program ranks limit work
-# shellcheck disable=SC2016 # the inner shell expands it
-tr '\n' '\0' <"$work/cases" | xargs -0 -P "$jobs" -I '{}' bash -c '
-    IFS=$(printf "\t") read -r kind what <<<"$1"
-    timeout -k 2 100 "$program" -n "$ranks" -l "$limit" "$kind" "$what" >"$work/out.$$" 2>&1
-    status=$?
+export program ranks limit work visible gpu alone engine
+one_case() { # KIND<TAB>PHASE, in a shell of its own
+    read -ra see <<<"$visible"
+    [ "$gpu" = 0 ] || export CUDA_VISIBLE_DEVICES=${see[${slot:-0} % ${#see[@]}]}
+    IFS=$'\t' read -r kind what <<<"$1"
+    timeout -k 2 100 "$program" $alone -n "$ranks" -l "$limit" "$kind" "$what" >"$work/out.$$" 2>&1
+    local status=$?
+    [ "$status" = 0 ] || [ "$status" = 1 ] ||
+        printf '%s\t%s\t%s\tFAIL\t-\t-\t-\tstatus %s\n' "$engine" "$kind" "$what" "$status" >>"$work/out.$$"
     cat "$work/out.$$" >>"$work/table"
     cat "$work/out.$$"
-    [ "$status" = 0 ] || [ "$status" = 1 ] ||
-        printf "%s\t%s\t%s\tFAIL\t-\t-\t-\tstatus %s\n" '"$engine"' "$kind" "$what" "$status" | tee -a "$work/table"' run '{}'
+}
+export -f one_case
+# A GPU that is full is full for all that run on it.
+grep "memory full" "$work/cases" >"$work/by_itself"
+[ "$gpu" = 1 ] || : >"$work/by_itself"
+grep -vxF -f "$work/by_itself" "$work/cases" | tr '\n' '\0' |
+    xargs -0 -P "$jobs" --process-slot-var=slot -I '{}' bash -c 'one_case "$1"' run '{}'
+while IFS= read -r line; do one_case "$line" </dev/null; done <"$work/by_itself"
 failed=$(grep -c '	FAIL	' "$work/table")
 passed=$(grep -c '	ok	' "$work/table")
 echo "$engine: $passed of $(wc -l <"$work/cases") cases as they have to be, $failed not, in $((SECONDS - begin)) s"
 if [ "$gpu" = 1 ]; then
+    "$program" -n "$ranks" nothing || failed=$((failed + 1))
     after=$(gpu_memory)
     for _ in 1 2 3 4 5; do
         [ "$after" = "$before" ] && break
