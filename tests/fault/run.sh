@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 usage() {
     cat <<'END'
-run.sh [-q] [-g] [-v GPUS] [-k KINDS] [-j JOBS] [-n RANKS] [-l SECONDS] [-o TSV] [BUILD]
+run.sh [-q] [-g] [-v GPUS] [-k KINDS] [-j JOBS] [-n RANKS] [-l SECONDS] [-o TSV] [-d DOCUMENT] [BUILD]
 
 One rank of a small training job is killed, stopped, slow, late or does something else than
 the others, in every phase; the others have to end within the limit, with status 1 and one
-line that names the rank and the phase, and leave nothing. One line a case, then the table.
+line that names the rank and the phase, and leave nothing. One line a case.
 
   -q            a few cases of each kind: what make check runs
   -g            the CUDA engine: BUILD/fault of tests/gpu/build.mk (else BUILD/tests/fault/fault).
@@ -16,10 +16,11 @@ line that names the rank and the phase, and leave nothing. One line a case, then
   -j JOBS       cases at a time (2)
   -n RANKS      of a job (3; CUDA 2)    -l SECONDS    limit of a group (2)
   -o TSV        the cases, as fields
+  -d DOCUMENT   writes the tables (table.sh) into it, between its lines "<!-- ENGINE -->"
 END
 }
-quick=0 gpu=0 kinds='killed stopped slow late twisted' jobs=2 ranks='' limit=2 tsv='' visible=0,1 alone=''
-while getopts qgk:j:n:l:o:v:h option; do
+quick=0 gpu=0 kinds='killed stopped slow late twisted' jobs=2 ranks='' limit=2 tsv='' document='' visible=0,1 alone=''
+while getopts qgk:j:n:l:o:d:v:h option; do
     case $option in
     q) quick=1 ;;
     g) gpu=1 ;;
@@ -28,6 +29,7 @@ while getopts qgk:j:n:l:o:v:h option; do
     n) ranks=$OPTARG ;;
     l) limit=$OPTARG ;;
     o) tsv=$OPTARG ;;
+    d) document=$OPTARG ;;
     v) visible=$OPTARG ;;
     h) usage && exit 0 ;;
     *) usage >&2 && exit 2 ;;
@@ -82,9 +84,16 @@ grep "memory full" "$work/cases" >"$work/by_itself"
 grep -vxF -f "$work/by_itself" "$work/cases" | tr '\n' '\0' |
     xargs -0 -P "$jobs" --process-slot-var=slot -I '{}' bash -c 'one_case "$1"' run '{}'
 while IFS= read -r line; do one_case "$line" </dev/null; done <"$work/by_itself"
+# On the host also what is around the job: every call that fails, full and missing places.
+if [ "$gpu$quick" = 00 ]; then
+    nice "$build/tests/fault/scarce" | tee -a "$work/table"
+    "$(dirname "$0")/places.sh" "$build" | tee -a "$work/table"
+elif [ "$gpu" = 0 ]; then
+    "$build/tests/fault/scarce" -e 11 | tee -a "$work/table"
+fi
 failed=$(grep -c '	FAIL	' "$work/table")
 passed=$(grep -c '	ok	' "$work/table")
-echo "$engine: $passed of $(wc -l <"$work/cases") cases as they have to be, $failed not, in $((SECONDS - begin)) s"
+echo "$engine: $passed cases as they have to be, $failed not, in $((SECONDS - begin)) s"
 if [ "$gpu" = 1 ]; then
     "$program" -n "$ranks" nothing || failed=$((failed + 1))
     after=$(gpu_memory)
@@ -96,5 +105,15 @@ if [ "$gpu" = 1 ]; then
     echo "memory of the GPUs before and after, MB: $before, $after"
     [ "$after" = "$before" ] || failed=$((failed + 1))
 fi
-[ -z "$tsv" ] || grep -v '^#' "$work/table" >"$tsv"
-[ "$passed" = "$(wc -l <"$work/cases")" ] && [ "$failed" = 0 ]
+# In the order of the list, whatever ended first.
+awk -F'\t' 'NR == FNR { at[$0] = FNR; next } !/^#/ { print (($2 FS $3) in at ? at[$2 FS $3] : 1000 + FNR) "\t" $0 }' \
+    "$work/all" "$work/table" | sort -s -n -k 1,1 | cut -f 2- >"$work/sorted"
+[ -z "$tsv" ] || cat "$work/sorted" >"$tsv"
+if [ -n "$document" ]; then
+    "$(dirname "$0")/table.sh" "$work/sorted" >"$work/markdown"
+    awk -v mark="<!-- $engine -->" -v table="$work/markdown" '
+        $0 != mark { if (!inside) print; next }
+        { print; inside = !inside; if (inside) while ((getline line < table) > 0) print line }' "$document" >"$work/document" &&
+        cat "$work/document" >"$document"
+fi
+[ "$passed" -ge "$(wc -l <"$work/cases")" ] && [ "$failed" = 0 ]
