@@ -151,4 +151,20 @@ uint64_t epo_route_flex_make_recv(const epo_route_shape *s, const int32_t *meta_
                                   uint64_t *cursor /* [El + 2*R*n] scratch */,
                                   epo_route_flex_recv *out);
 
+/* flex across nodes: one row per (token, node), and one back.  A node has `each` = E/N
+ * consecutive experts. */
+
+/* rows[N] = tokens that name at least one of the node's experts. */
+void epo_route_node_count(const int32_t *experts, int tokens, int top_k, int each, int nodes,
+                          uint32_t *rows);
+/* Of one node's rows, in token order: token[rows] and expert[rows][K], which is the number
+ * within the node, -1 for slots of other nodes.  Returns the rows. */
+uint64_t epo_route_node_take(const int32_t *experts, int tokens, int top_k, int each, int node,
+                             int32_t *token, int64_t *expert);
+/* The places of such rows where they go in the order (first chunk that uses the row, row),
+ * and back in (last chunk, row); first_of[n+1], last_of[n+1]: prefix sums by chunk.  `s` is
+ * the shape of the node alone; a chunk is that of whichever of its ranks. */
+void epo_route_node_order(const epo_route_shape *s, const int64_t *expert, uint64_t rows,
+                          uint32_t *first_of, uint32_t *last_of, int32_t *sent, int32_t *returned);
+
 #endif

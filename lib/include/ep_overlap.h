@@ -493,11 +493,13 @@ typedef struct epo_stats {
     uint64_t memory_bytes;   /* held now by the group and what was made from it, without
                               * caller_bytes */
     uint64_t memory_peak;
-    double call_s;          /* wall time inside forward and backward */
-    uint64_t caller_bytes;  /* held now of epo_group_config.alloc's memory */
-    uint64_t dropped_slots; /* of all plans of this rank: see epo_overflow */
-    uint64_t padding_bytes; /* of dispatch_bytes and combine_bytes, what filled up to the
-                             * capacity */
+    double call_s;                /* wall time inside forward and backward */
+    uint64_t caller_bytes;        /* held now of epo_group_config.alloc's memory */
+    uint64_t dropped_slots;       /* of all plans of this rank: see epo_overflow */
+    uint64_t padding_bytes;       /* of dispatch_bytes and combine_bytes, what filled up to the
+                                   * capacity */
+    uint64_t node_dispatch_bytes; /* of dispatch_bytes, what went to other nodes */
+    uint64_t node_combine_bytes;  /* of combine_bytes, likewise */
 } epo_stats;
 /* Sums since the group was made or last reset; `reset` != 0 starts anew. */
 EPO_API epo_status epo_group_stats(epo_group *group, epo_stats *stats, int reset);

@@ -29,13 +29,27 @@ static uint64_t flags(window_layout *w, const epo_buffer *b, int sets) {
     return place(w, (uint64_t)sets * (uint64_t)b->group->ranks, sizeof(uint64_t));
 }
 
+static void lay_out_links(window_layout *w, epo_buffer *b) {
+    uint64_t tokens = (uint64_t)b->most_tokens, k = (uint64_t)b->top_k;
+    b->link_arrive = flags(w, b, 1);
+    b->relay.arrive = flags(w, b, b->chunks);
+    b->relay.credit = flags(w, b, 1);
+    b->home.arrive = flags(w, b, b->chunks);
+    b->home.credit = flags(w, b, 1);
+    b->link_expert = place(w, tokens * k, sizeof(int64_t));
+    b->link_weight = place(w, tokens * k, sizeof(float));
+    b->relay.rows = place(w, tokens, b->wire_bytes);
+    b->home.rows = place(w, tokens, b->row_bytes);
+    b->home.extra = place(w, tokens * k, sizeof(float));
+}
+
 /* Everything peers write lies in one window.  alltoall: rows arrive expert-major
  * and return to their place in the sending order (padding too).  flex: one row a (token, rank),
- * at most max_tokens from each rank; at most min(R, K) come back a token. */
+ * at most most_tokens from each peer; at most min(R, K) come back a token. */
 static bool lay_out(epo_buffer *b, uint64_t max_rows) {
     uint64_t full = moe_capacity_of(b, b->max_tokens, b->top_k);
-    uint64_t ranks = (uint64_t)b->group->ranks, k = (uint64_t)b->top_k;
-    uint64_t tokens = (uint64_t)b->max_tokens, wide = ranks < k ? ranks : k;
+    uint64_t ranks = (uint64_t)b->peers.count, k = (uint64_t)b->top_k;
+    uint64_t tokens = (uint64_t)b->most_tokens, wide = ranks < k ? ranks : k;
     bool flex = b->dispatcher == EPO_DISPATCH_FLEX, device = flex && moe_plan_on_device(b);
     uint64_t in = flex ? ranks * tokens : max_rows, back = tokens * (flex ? wide : k);
     if (b->pad && !flex)
@@ -54,6 +68,8 @@ static bool lay_out(epo_buffer *b, uint64_t max_rows) {
     b->dispatch.rows = place(&w, in, b->wire_bytes);
     b->combine.rows = place(&w, back, b->row_bytes);
     b->combine.extra = place(&w, flex ? back * k : back, sizeof(float));
+    if (b->links)
+        lay_out_links(&w, b);
     b->window_bytes = w.bytes;
     return !w.failed;
 }
@@ -135,6 +151,29 @@ static epo_status wire_set(epo_buffer *b, epo_wire wire) {
     return EPO_OK;
 }
 
+/* Whom rows are exchanged with, and for how many tokens. */
+static epo_status links_set(epo_buffer *b, const epo_buffer_config *c) {
+    const epo_group *g = b->group;
+    const int nodes = g->ops->info(g->be)->nodes;
+    b->links = nodes > 1 && b->dispatcher == EPO_DISPATCH_FLEX;
+    b->scope = b->links ? EPO_SCOPE_NODE : EPO_SCOPE_GROUP;
+    b->peers = epo_peers_of(b->scope, g->rank, g->ranks, nodes);
+    b->experts = b->local * b->peers.count;
+    b->most_tokens = c->max_tokens;
+    if (!b->links)
+        return EPO_OK;
+    if (c->capacity >= 0 || c->capacity_factor > 0)
+        return epo_fail(EPO_E_UNSUPPORTED,
+                        "buffer: flex across %d nodes has no capacity; use "
+                        "alltoall, or give none",
+                        nodes);
+    if (c->max_tokens > INT32_MAX / nodes)
+        return epo_fail(EPO_E_ARG, "buffer: max_tokens: found %d, allowed with %d nodes 1..%d",
+                        c->max_tokens, nodes, INT32_MAX / nodes);
+    b->most_tokens = c->max_tokens * nodes;
+    return EPO_OK;
+}
+
 /* Checks the configuration and lays the window out; makes nothing. */
 static epo_status configure(const epo_group *g, const epo_buffer_config *given, epo_buffer *b,
                             uint64_t *max_rows) {
@@ -146,7 +185,7 @@ static epo_status configure(const epo_group *g, const epo_buffer_config *given, 
     if (status != EPO_OK)
         return status;
     *b = (epo_buffer){.object = {&moe_engine}, .group = (epo_group *)(uintptr_t)g};
-    b->experts = c.experts;
+    b->all_experts = c.experts;
     b->local = c.experts / g->ranks;
     b->hidden = c.hidden;
     b->top_k = c.top_k;
@@ -155,7 +194,9 @@ static epo_status configure(const epo_group *g, const epo_buffer_config *given, 
     b->type = c.type;
     b->dispatcher = c.dispatcher != EPO_DISPATCH_DEFAULT ? c.dispatcher : g->dispatcher;
     b->row_bytes = (uint64_t)c.hidden * moe_type_size(c.type);
-    status = wire_set(b, c.wire);
+    status = links_set(b, &c);
+    if (status == EPO_OK)
+        status = wire_set(b, c.wire);
     if (status == EPO_OK)
         status = moe_capacity_set(b, &c);
     if (status != EPO_OK)
@@ -163,7 +204,7 @@ static epo_status configure(const epo_group *g, const epo_buffer_config *given, 
     b->chunks = choose_chunks(g, c.chunks, b);
     moe_tune_open(b, c.chunks == 0 && g->chunks == 0);
     b->counts_bytes = moe_plan_record_bytes(
-        c.experts, g->ranks,
+        b->experts, b->peers.count,
         b->dispatcher == EPO_DISPATCH_FLEX && moe_plan_on_device(b) ? b->chunks : 0);
     uint64_t worst = worst_rows(b);
     if (worst == 0 && moe_capacity_of(b, c.max_tokens, c.top_k) != 0)
@@ -202,7 +243,7 @@ static buffer_digest digest_of(const epo_buffer *b, uint64_t max_rows) {
     buffer_digest d;
     memset(&d, 0, sizeof d);
     d.max_rows = max_rows;
-    d.experts = b->experts;
+    d.experts = b->all_experts;
     d.hidden = b->hidden;
     d.top_k = b->top_k;
     d.max_tokens = b->max_tokens;
@@ -352,9 +393,23 @@ epo_ready moe_buffer_flag(const epo_buffer *buffer, uint64_t offset, uint64_t ep
     return (epo_ready){
         .flag = moe_buffer_at(buffer, offset),
         .epoch = epoch,
-        .count = buffer->group->ranks,
+        .count = buffer->peers.count,
         .peer = -1,
         .what = what,
         .chunk = chunk,
+        .first = buffer->peers.first,
+        .step = buffer->peers.step,
     };
+}
+
+epo_ready moe_buffer_link_flag(const epo_buffer *buffer, uint64_t offset, uint64_t epoch,
+                               const char *what, int chunk) {
+    const epo_group *g = buffer->group;
+    const epo_peers peers =
+        epo_peers_of(EPO_SCOPE_LINK, g->rank, g->ranks, g->ops->info(g->be)->nodes);
+    epo_ready ready = moe_buffer_flag(buffer, offset, epoch, what, chunk);
+    ready.count = peers.count;
+    ready.first = peers.first;
+    ready.step = peers.step;
+    return ready;
 }

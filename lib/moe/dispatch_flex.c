@@ -59,6 +59,9 @@ static void carve(moe_carver *c, const moe_making *m, uint64_t received, flex_sc
     f->arrivals = moe_carve(c, 2 * ranks, sizeof *f->arrivals);
 }
 
+/* The peer's number in the group. */
+static int rank_of(const epo_buffer *b, int peer) { return b->peers.first + peer * b->peers.step; }
+
 static inline uint32_t rows_between(const moe_making *m, int source, int destination) {
     return m->rank_rows[(size_t)source * (size_t)m->shape.ranks + (size_t)destination];
 }
@@ -83,7 +86,7 @@ static void reserve(moe_arena *arena, const moe_making *m, uint64_t sent, uint64
                     flex_maps *at) {
     const epo_plan *p = m->plan;
     uint64_t local = (uint64_t)p->buffer->local, k = (uint64_t)p->top_k;
-    uint64_t tokens = (uint64_t)p->tokens;
+    uint64_t tokens = (uint64_t)m->routing->tokens;
     at->first = moe_arena_add(arena, local, sizeof(uint64_t));
     at->count = moe_arena_add(arena, local, sizeof(uint64_t));
     at->token = moe_arena_add(arena, sent, sizeof(int32_t));
@@ -110,25 +113,25 @@ static epo_status send_meta(const moe_making *m, const flex_scratch *f, const in
                             const int32_t *slot) {
     const epo_buffer *b = m->plan->buffer;
     uint64_t k = (uint64_t)m->shape.top_k;
-    int rank = b->group->rank, ranks = m->shape.ranks, n = 0;
+    int rank = b->peers.me, ranks = m->shape.ranks, n = 0;
     for (int i = 0; i < ranks; i++) {
-        int peer = (rank + 1 + i) % ranks;
+        int peer = (rank + 1 + i) % ranks, to_rank = rank_of(b, peer);
         uint64_t out = rows_between(m, rank, peer) * k, in = rows_between(m, peer, rank) * k;
         uint64_t from = f->send_block[peer] * k, to = f->there[peer] * k;
         uint64_t at = f->recv_block[peer] * k;
-        f->segments[n] = (epo_segment){.peer = peer,
+        f->segments[n] = (epo_segment){.peer = to_rank,
                                        .src = expert + from,
                                        .dst_offset = b->meta_expert + to * 4,
                                        .rows = out,
                                        .row_bytes = 4};
-        f->segments[n + 1] = (epo_segment){.peer = peer,
+        f->segments[n + 1] = (epo_segment){.peer = to_rank,
                                            .src = m->weights,
                                            .index = slot + from,
                                            .dst_offset = b->meta_weight + to * 4,
                                            .rows = out,
                                            .row_bytes = 4};
-        f->arrivals[n] = (epo_arrival){peer, b->meta_expert + at * 4, in * 4};
-        f->arrivals[n + 1] = (epo_arrival){peer, b->meta_weight + at * 4, in * 4};
+        f->arrivals[n] = (epo_arrival){to_rank, b->meta_expert + at * 4, in * 4};
+        f->arrivals[n + 1] = (epo_arrival){to_rank, b->meta_weight + at * 4, in * 4};
         n += 2;
     }
     return moe_plan_exchange_meta(m->plan, f->segments, n, f->arrivals, n, NULL);
@@ -157,7 +160,7 @@ static epo_status make_send(const moe_making *m, const flex_scratch *f, uint64_t
         .width = p->sum_width,
         .weight = moe_arena_cpu(&p->arena, at->slot_weight),
     };
-    epo_route_flex_make_send(&m->shape, m->experts, p->tokens, f->send_cursor, &out);
+    epo_route_flex_make_send(&m->shape, m->experts, m->routing->tokens, f->send_cursor, &out);
     /* Gathered weights: a slot that is another rank's sends any weight, here the
      * first; its expert is -1, so nobody reads it. */
     for (uint64_t i = 0; i < sent * k; i++)
@@ -210,24 +213,25 @@ static void add(moe_piece *list, int *at, moe_piece piece) {
 static void add_chunk(const moe_making *m, const flex_scratch *f, int peer, int c,
                       const int32_t *token, int *n) {
     epo_plan *p = m->plan;
+    const int rank = rank_of(p->buffer, peer);
     size_t at = (size_t)peer * ((size_t)p->chunks + 1) + (size_t)c;
     uint64_t out = f->send_first[at], in = f->recv_first[at];
     uint64_t home = f->recv_last[at], back = f->send_last[at];
     add(p->dispatch.send, &n[0],
-        (moe_piece){peer, token + f->send_block[peer] + out, 0, f->there[peer] + out,
+        (moe_piece){rank, token + f->send_block[peer] + out, 0, f->there[peer] + out,
                     f->send_first[at + 1] - out});
     add(p->dispatch.recv, &n[1],
-        (moe_piece){peer, NULL, 0, f->recv_block[peer] + in, f->recv_first[at + 1] - in});
+        (moe_piece){rank, NULL, 0, f->recv_block[peer] + in, f->recv_first[at + 1] - in});
     add(p->combine.send, &n[2],
-        (moe_piece){peer, NULL, f->back_first[(size_t)c * (size_t)m->shape.ranks + (size_t)peer],
+        (moe_piece){rank, NULL, f->back_first[(size_t)c * (size_t)m->shape.ranks + (size_t)peer],
                     f->home[peer] + home, f->recv_last[at + 1] - home});
     add(p->combine.recv, &n[3],
-        (moe_piece){peer, NULL, 0, f->send_block[peer] + back, f->send_last[at + 1] - back});
+        (moe_piece){rank, NULL, 0, f->send_block[peer] + back, f->send_last[at + 1] - back});
 }
 
 static void make_lanes(const moe_making *m, const flex_scratch *f, const int32_t *token) {
     epo_plan *p = m->plan;
-    int n[4] = {0, 0, 0, 0}, ranks = m->shape.ranks, rank = p->buffer->group->rank;
+    int n[4] = {0, 0, 0, 0}, ranks = m->shape.ranks, rank = p->buffer->peers.me;
     for (int c = 0; c <= p->chunks; c++) {
         p->dispatch.send_first[c] = n[0];
         p->dispatch.recv_first[c] = n[1];
@@ -250,6 +254,7 @@ static void name_maps(epo_plan *p, const flex_maps *at) {
     p->expand = moe_arena_op(&p->arena, at->expand);
     p->pad = moe_arena_op(&p->arena, at->pad);
     p->back = moe_arena_op(&p->arena, at->back);
+    p->token = moe_arena_op(&p->arena, at->token);
     p->sum = moe_arena_op(&p->arena, at->sum);
     p->slot_weight = moe_arena_op(&p->arena, at->slot_weight);
     p->weight = moe_arena_op(&p->arena, at->weight);
@@ -304,7 +309,7 @@ static void add_up(const uint32_t *rows, size_t n, uint32_t *of) {
 /* What the CPU's maps would tell of chunks, and the receiver's tables. */
 static void add_up_chunks(const moe_making *m, const flex_scratch *f) {
     size_t ranks = (size_t)m->shape.ranks, n = (size_t)m->shape.chunks, each = ranks * n;
-    size_t me = (size_t)m->plan->buffer->group->rank;
+    size_t me = (size_t)m->plan->buffer->peers.me;
     const uint32_t *mine = m->chunk_rows + me * 2 * each;
     uint64_t returned = 0;
     for (size_t r = 0; r < ranks; r++) {
@@ -350,17 +355,17 @@ static epo_status send_on_device(const moe_making *m, const flex_scratch *f, con
     epo_status status = g->ops->flex_send(g->compute, &routes, &out, &deps);
     if (status != EPO_OK)
         return status;
-    int rank = g->rank, ranks = g->ranks;
+    int rank = b->peers.me, ranks = b->peers.count;
     for (int i = 0; i < ranks; i++) {
-        int peer = (rank + 1 + i) % ranks;
+        int peer = (rank + 1 + i) % ranks, to_rank = rank_of(b, peer);
         uint64_t rows = rows_between(m, rank, peer), in = rows_between(m, peer, rank);
-        f->segments[i] = (epo_segment){.peer = peer,
+        f->segments[i] = (epo_segment){.peer = to_rank,
                                        .src = meta + f->send_block[peer] * bytes,
                                        .dst_offset = b->meta_rows + f->there[peer] * bytes,
                                        .rows = rows,
                                        .row_bytes = bytes};
         f->arrivals[i] =
-            (epo_arrival){peer, b->meta_rows + f->recv_block[peer] * bytes, in * bytes};
+            (epo_arrival){to_rank, b->meta_rows + f->recv_block[peer] * bytes, in * bytes};
     }
     return moe_plan_exchange_meta(p, f->segments, ranks, f->arrivals, ranks, g->rows);
 }
@@ -369,7 +374,7 @@ static epo_status receive_on_device(const moe_making *m, const flex_scratch *f) 
     epo_plan *p = m->plan;
     epo_buffer *b = p->buffer;
     epo_group *g = b->group;
-    epo_flex_receive in = {.ranks = g->ranks,
+    epo_flex_receive in = {.ranks = b->peers.count,
                            .local = b->local,
                            .top_k = p->top_k,
                            .chunks = p->chunks,
@@ -408,9 +413,10 @@ static epo_status fill_on_device(const moe_making *m, const flex_scratch *f, con
 epo_status moe_flex_make(moe_making *m) {
     epo_plan *p = m->plan;
     epo_group *g = p->buffer->group;
-    int rank = g->rank, ranks = g->ranks;
+    int rank = p->buffer->peers.me, ranks = p->buffer->peers.count;
     uint64_t sent = back_block(m, rank, ranks), received = window_block(m, ranks, rank);
     p->back_rows = received;
+    p->sent = sent;
     p->sum_width = ranks < p->top_k ? ranks : p->top_k;
     flex_scratch f;
     flex_maps at;

@@ -51,6 +51,8 @@ epo_status moe_group_wait(epo_group *group, epo_ready wait, const char *name) {
 
 epo_status moe_group_drain(epo_group *group) {
     epo_status status = drain(group, group->comm, NULL, "drain");
+    if (status == EPO_OK && group->link != NULL)
+        status = drain(group, group->link, NULL, "drain");
     if (status == EPO_OK && group->keep != NULL) /* credits */
         status = drain(group, group->keep, NULL, "drain");
     return status == EPO_OK ? drain(group, group->compute, NULL, "drain") : status;
@@ -61,7 +63,8 @@ epo_status moe_group_break(epo_group *group, epo_status status) {
     snprintf(text, sizeof text, "%s", epo_fail_text());
     group->ops->abort(group->be, status, text);
     /* The queues pass over what they hold; then nothing reads the caller's memory. */
-    epo_queue *queues[] = {group->comm, group->keep, group->odd, group->compute, group->fill};
+    epo_queue *queues[] = {group->link, group->comm,    group->keep,
+                           group->odd,  group->compute, group->fill};
     for (size_t i = 0; i < sizeof queues / sizeof *queues; i++)
         if (queues[i] != NULL)
             (void)drain(group, queues[i], NULL, "drain");
@@ -78,6 +81,11 @@ epo_status moe_group_turn(epo_group *group, epo_turn_kind kind, const epo_plan *
 
 epo_status moe_group_turn_end(epo_group *group) {
     return group->ops->turn_end != NULL ? group->ops->turn_end(group->be) : EPO_OK;
+}
+
+bool moe_group_reaches(const epo_group *group, epo_scope scope) {
+    const epo_backend_info *info = group->ops->info(group->be);
+    return info->one_sided && (info->nodes == 1 || scope == EPO_SCOPE_NODE);
 }
 
 epo_status moe_group_read(epo_group *group, void *dst, const void *src, uint64_t bytes) {
@@ -145,10 +153,12 @@ static epo_status make_queues(epo_group *g) {
         status = g->ops->queue_create(g->be, EPO_QUEUE_COMM, &g->keep);
     if (status == EPO_OK && g->keep != NULL && g->overlap)
         status = g->ops->queue_create(g->be, EPO_QUEUE_COMPUTE, &g->odd);
+    if (status == EPO_OK && g->ops->info(g->be)->nodes > 1)
+        status = g->ops->queue_create(g->be, EPO_QUEUE_COMM, &g->link);
     epo_event **events[] = {&g->rows,     &g->read,      &g->sent,         &g->done,
                             &g->grad,     &g->fill_done, &g->kept,         &g->used,
                             &g->odd_grad, &g->odd_used,  &g->pair_done[0], &g->pair_done[1],
-                            &g->returned};
+                            &g->returned, &g->linked};
     for (size_t i = 0; status == EPO_OK && i < sizeof events / sizeof *events; i++)
         status = g->ops->event_create(g->be, events[i]);
     for (int i = 0; status == EPO_OK && g->ops->chain != NULL && i < EPO_CHAIN_PARTS; i++)
@@ -158,11 +168,12 @@ static epo_status make_queues(epo_group *g) {
 
 /* What all ranks must have decided alike, or they would wait for each other. */
 typedef struct group_digest {
-    int32_t overlap, dispatcher, chunks, tp;
+    int32_t overlap, dispatcher, chunks, tp, nodes;
 } group_digest;
 
 static epo_status agree(epo_group *g) {
-    group_digest mine = {g->overlap, (int32_t)g->dispatcher, g->chunks, g->tp};
+    group_digest mine = {g->overlap, (int32_t)g->dispatcher, g->chunks, g->tp,
+                         g->ops->info(g->be)->nodes};
     if (g->ranks % g->tp != 0)
         return epo_fail(EPO_E_ARG, "tensor_parallel: found %d, allowed are divisors of %d ranks",
                         g->tp, g->ranks);
@@ -175,10 +186,11 @@ static epo_status agree(epo_group *g) {
         if (memcmp(&all[r], &all[0], sizeof *all) != 0)
             status = epo_fail(EPO_E_PEER,
                               "the ranks disagree: rank 0 has overlap %d, dispatcher %d, chunks "
-                              "%d, tensor_parallel %d, rank %d has %d, %d, %d, %d; give all ranks "
-                              "the same",
-                              all[0].overlap, all[0].dispatcher, all[0].chunks, all[0].tp, r,
-                              all[r].overlap, all[r].dispatcher, all[r].chunks, all[r].tp);
+                              "%d, tensor_parallel %d, nodes %d, rank %d has %d, %d, %d, %d, %d; "
+                              "give all ranks the same",
+                              all[0].overlap, all[0].dispatcher, all[0].chunks, all[0].tp,
+                              all[0].nodes, r, all[r].overlap, all[r].dispatcher, all[r].chunks,
+                              all[r].tp, all[r].nodes);
     free(all);
     return status;
 }
@@ -191,7 +203,9 @@ static void group_free(epo_group *g, bool broken) {
         epo_event *events[] = {g->rows,     g->read,      g->sent,         g->done,
                                g->grad,     g->fill_done, g->kept,         g->used,
                                g->odd_grad, g->odd_used,  g->pair_done[0], g->pair_done[1],
-                               g->returned};
+                               g->returned, g->linked};
+        if (g->link != NULL)
+            ops->queue_destroy(g->be, g->link);
         if (g->odd != NULL)
             ops->queue_destroy(g->be, g->odd);
         if (g->keep != NULL)

@@ -164,12 +164,12 @@ epo_status moe_layer_fits(const epo_layer *l, const epo_plan *plan) {
     const epo_buffer *b = plan->buffer;
     if (b->group != l->group)
         return epo_fail(EPO_E_ARG, "layer and plan belong to different groups");
-    if (l->config.experts != b->experts || l->config.hidden != b->hidden ||
+    if (l->config.experts != b->all_experts || l->config.hidden != b->hidden ||
         l->config.type != b->type)
         return epo_fail(EPO_E_ARG,
                         "the layer has %d experts, hidden %d, type %d; the plan's buffer has %d, "
                         "%d, %d; make a buffer for this layer",
-                        l->config.experts, l->config.hidden, (int)l->config.type, b->experts,
+                        l->config.experts, l->config.hidden, (int)l->config.type, b->all_experts,
                         b->hidden, (int)b->type);
     if (l->config.saved == EPO_SAVE_TOKENS && plan->back == NULL)
         return epo_fail(EPO_E_ARG, "the layer saves EPO_SAVE_TOKENS, but alltoall's rows come one "

@@ -28,6 +28,10 @@ static moe_sizes return_sizes(const epo_plan *plan) {
         return s;
     s.back = moe_plan_sums(plan) ? 0 : bytes_of(plan->back_rows, plan->buffer->row_bytes);
     s.back_weight = bytes_of(plan->back_rows, k * sizeof(float));
+    if (plan->link != NULL) {
+        s.home = bytes_of(plan->link->in, plan->buffer->row_bytes);
+        s.home_weight = bytes_of(plan->link->in, k * sizeof(float));
+    }
     return s;
 }
 
@@ -81,10 +85,12 @@ epo_status moe_layer_bytes(const epo_layer *layer, const epo_plan *plan, epo_lay
     const uint64_t forward[] = {s.a, s.out, s.back, s.back_weight, s.x_stays ? 0 : s.x, s.wire};
     const uint64_t backward[] = {s.a,  s.out,     s.back,    s.back_weight,
                                  s.dy, s.dweight, s.x_again, s.wire};
+    const uint64_t home =
+        plan->link != NULL ? moe_pool_block(s.home) + moe_pool_block(s.home_weight) : 0;
     epo_layer_memory all = {.size = sizeof all,
                             .saved = blocks(held, 2, plan->rows),
-                            .forward = blocks(forward, 6, plan->rows),
-                            .backward = blocks(backward, 8, plan->rows)};
+                            .forward = blocks(forward, 6, plan->rows) + home,
+                            .backward = blocks(backward, 8, plan->rows) + home};
     return moe_output(out, &all, sizeof all, "epo_layer_memory");
 }
 
@@ -100,6 +106,10 @@ static void return_blocks(moe_pass *p, const moe_sizes *s) {
         return;
     get(p, s->back, &p->back);
     get(p, s->back_weight, &p->back_weight);
+    if (p->plan->link != NULL && p->status == EPO_OK)
+        p->status = moe_pool_get(p->group, s->home, &p->home);
+    if (p->plan->link != NULL && p->status == EPO_OK)
+        p->status = moe_pool_get(p->group, s->home_weight, &p->home_weight);
 }
 
 void moe_return_memory(moe_pass *p) {

@@ -10,6 +10,7 @@
  *   capacity.c  what an expert can take of each rank, and what is dropped
  *   tune.c      how many chunks, by measuring
  *   plan.c      counts exchanged, errors agreed; dispatch_*.c make the maps
+ *   link.c      flex across nodes: one row a token and node; link_maps.c, link_pass.c
  *   pipeline.c  the pass: dispatch, expand, return, finish
  *   experts.c   the GEMMs of a pass, forward and backward; chain.c: in one operation
  *   memory.c    what passes take, and the forward's rows in the backward pass
@@ -124,6 +125,8 @@ struct epo_group {
     epo_event *pair_done[2];          /* of a schedule's forward and backward */
     epo_event *part[EPO_CHAIN_PARTS]; /* of a chain: the chunk's rows are ready */
     epo_event *returned;              /* a chunk's sums are on their way */
+    epo_queue *link;                  /* to other nodes; NULL: there are none */
+    epo_event *linked;                /* link: what this rank sends there has left its memory */
     moe_pool pool;
     void *(*alloc)(void *ctx, uint64_t bytes); /* the caller's memory; NULL: the backend's */
     void (*release)(void *ctx, void *ptr, uint64_t bytes);
@@ -185,6 +188,13 @@ struct epo_buffer {
     epo_object object;
     epo_group *group;
     int experts, local, hidden, top_k, max_tokens, chunks, align;
+    /* Across nodes flex exchanges rows within the node (`peers`), for its own tokens and for
+     * those that came from other nodes: `experts` are the node's then, and a rank sends for
+     * up to most_tokens.  Else all ranks, all experts, and max_tokens. */
+    bool links;
+    epo_scope scope;
+    epo_peers peers;
+    int all_experts, most_tokens;
     epo_dtype type;
     epo_dispatcher dispatcher;
     double capacity_factor;
@@ -198,6 +208,11 @@ struct epo_buffer {
     epo_window *window;
     uint64_t window_bytes;
     moe_slot dispatch, combine;
+    /* links: own rows and those of other nodes' tokens, as they are sent on; and what comes
+     * home, a node's sum for each token: own ones first, then max_tokens for each other. */
+    moe_slot relay, home;
+    uint64_t link_arrive, link_expert, link_weight; /* once a plan: experts and weights */
+    uint64_t links_made;
     /* Plans: counts of every rank, twice (a rank may be one plan ahead); meta. */
     uint64_t counts, counts_arrive, counts_bytes;
     uint64_t meta_arrive, meta_expert, meta_weight;
@@ -232,16 +247,21 @@ static inline int moe_buffer_wire(const epo_buffer *b) {
 static inline epo_route_shape moe_buffer_shape(const epo_buffer *b, int top_k) {
     /* alltoall: what comes first and what goes back last is hidden by nothing.  With flex
      * the first chunk has most of the bytes whatever its size. */
-    return (epo_route_shape){.ranks = b->group->ranks,
+    return (epo_route_shape){.ranks = b->peers.count,
                              .experts = b->experts,
                              .top_k = top_k,
                              .chunks = b->chunks,
                              .align = b->align,
                              .tapered = b->dispatcher == EPO_DISPATCH_ALLTOALL};
 }
-/* Wait until words [0, ranks) at `offset` of the own window reach `epoch`. */
+/* Wait until the words of the buffer's peers at `offset` of the own window reach `epoch`. */
 epo_ready moe_buffer_flag(const epo_buffer *buffer, uint64_t offset, uint64_t epoch,
                           const char *what, int chunk);
+/* The same for those of other nodes. */
+epo_ready moe_buffer_link_flag(const epo_buffer *buffer, uint64_t offset, uint64_t epoch,
+                               const char *what, int chunk);
+/* Do ranks of the scope write each other's memory? */
+bool moe_group_reaches(const epo_group *group, epo_scope scope);
 
 /* ---- capacity.c -------------------------------------------------------- */
 
@@ -284,6 +304,8 @@ typedef struct moe_lane {
     epo_arrival *arrivals;
 } moe_lane;
 
+typedef struct moe_link moe_link;
+
 struct epo_plan {
     epo_object object;
     epo_buffer *buffer;
@@ -297,6 +319,8 @@ struct epo_plan {
     uint64_t *first, *count;             /* [El], for the CPU */
     const uint64_t *op_first, *op_count; /* the same, for operations */
     moe_lane dispatch, combine;
+    const int32_t *token; /* flex: [sent], whose row each is */
+    uint64_t sent;
     const int32_t *expand; /* [rows]: row of the dispatch slot, or -1 */
     const int32_t *pad;    /* [rows]: i or -1 */
     float *weight;         /* [rows] */
@@ -310,9 +334,50 @@ struct epo_plan {
     const int32_t *sum; /* [T][sum_width] */
     int sum_width;
     const int32_t *slot_weight; /* [T*K] floats beside the rows, or -1 */
+    moe_link *link;             /* flex across nodes; else NULL */
     moe_arena arena;
     void *memory; /* one allocation for all CPU arrays */
 };
+
+/* ---- link.c, link_pass.c ------------------------------------------------- */
+
+/* Flex across nodes.  A token's row goes once to each other node that has experts for it, to
+ * the rank with the sender's place there (the relay), which sends it on as if it were one of
+ * its own tokens; what comes back is summed there and sent home once.  The plan's maps are
+ * those of the node: of this rank's tokens, and behind them those that it relays, in the order
+ * (node, token), whatever the chunks. */
+struct moe_link {
+    int tokens, all; /* of this rank; with those that it relays */
+    int nodes, node;
+    uint64_t out, in;               /* rows to and from other nodes */
+    uint64_t *out_block, *in_block; /* [N]: first of each node's */
+    uint64_t *out_rows, *in_rows;   /* [N] */
+    uint64_t *there, *home;         /* [N]: before this rank's rows at that relay, and before
+                                     * its block of what it relays in the owner's home slot */
+    uint64_t *there_tokens;         /* [N]: the relay's own tokens */
+    uint32_t *out_first, *out_last; /* [N][n+1]: prefix sums by chunk */
+    uint32_t *in_first, *in_last;
+    int32_t *out_token;               /* [out]: in token order */
+    int32_t *out_sent, *out_returned; /* [out]: place within its node's block */
+    int32_t *in_sent, *in_returned;   /* [in] */
+    int64_t *out_expert, *in_expert;  /* [out][K], [in][K]: the node's, -1 for others */
+    int64_t *experts;                 /* [all][K]: of this node */
+    float *weights;                   /* [all][K] */
+    moe_lane dispatch, combine;
+    uint64_t *back_first;        /* [n+1]: rows that go home, by chunk */
+    const int32_t *back_sum;     /* [in][width]: of the combine slot's rows */
+    const int32_t *back_weight;  /* [in][K] */
+    const int32_t *sum, *weight; /* [tokens][N], [tokens][K]: of the home slot */
+    moe_arena routing, maps;
+    void *memory, *chunks_memory;
+};
+
+/* [collective]  Exchanges what the nodes must know; *routing becomes the plan's.  Every rank
+ * returns the same verdict. */
+epo_status moe_link_open(epo_buffer *b, epo_routing *routing, epo_status wrong, moe_link **out);
+/* Behind the plan's own maps. */
+epo_status moe_link_finish(epo_plan *p);
+void moe_link_free(epo_group *group, moe_link *link);
 
 /* As moe_buffer_shape, in the plan's chunks. */
 static inline epo_route_shape moe_plan_shape(const epo_plan *p) {
@@ -342,6 +407,14 @@ typedef struct moe_making {
 bool moe_plan_on_device(const epo_buffer *b);
 /* The routing as operations read it. */
 epo_routes moe_plan_routes(const epo_buffer *b, const epo_routing *r);
+/* EPO_E_* of this rank, its number in front. */
+epo_status moe_plan_say(const epo_buffer *b, epo_status status, const char *format, ...)
+    EPO_PRINTF(3, 4);
+/* Copies the caller's indices, checked against s->experts. */
+epo_status moe_plan_copy_experts(const epo_buffer *b, const epo_route_shape *s,
+                                 const epo_routing *r, int32_t *copy);
+/* Tokens that another rank with the same ones carries. */
+void moe_plan_drop_others(const epo_group *g, const epo_routing *r, int32_t *experts);
 epo_status moe_alltoall_make(moe_making *m);
 epo_status moe_flex_make(moe_making *m);
 
@@ -376,11 +449,13 @@ typedef struct moe_pass {
     /* The plan's, with lists of segments that operations read until they have run: a
      * second pass of the plan beside this one has its own, in `apart`. */
     moe_lane dispatch, combine;
+    moe_lane link_dispatch, link_combine; /* of plan->link */
     void *apart, *apart_again;
     void *tokens; /* the dispatch slot's rows are kept here, too; NULL: not */
     bool custom;  /* the caller's experts: rows are expanded in any case */
     epo_status status;
     moe_block back, back_weight; /* flex: what goes back */
+    moe_block home, home_weight; /* plan->link: to other nodes */
     bool keeps;                  /* in place: copies were issued */
     bool holds;                  /* in place: weight gradients read the rows where they arrived */
     const void *own;             /* plan->own_stays: rows that do not go back */
@@ -391,6 +466,38 @@ typedef struct moe_pass {
     moe_block wire;       /* what dispatch sends, as it travels */
     moe_block wire_again; /* ... a second time */
 } moe_pass;
+
+/* What one chunk's exchange carries: rows of src to `to`, and, if `extra` is not NULL,
+ * extra_bytes for each row to `extra_to`. */
+typedef struct moe_cargo {
+    const void *rows;
+    uint64_t row_bytes, to;
+    const void *extra;
+    uint64_t extra_bytes, extra_to;
+    const int32_t *back; /* rows are sums of top_k of these */
+} moe_cargo;
+/* Segments and arrivals of the pass's chunks [chunk, end) in the lane. */
+epo_exchange moe_pass_load(const moe_pass *p, moe_lane *lane, int chunk, int end,
+                           const moe_cargo *c);
+/* Of the plan's chunks, the first of the pass's chunk. */
+int moe_pass_plan_chunk(const moe_pass *p, int chunk);
+uint64_t moe_pass_arrive(const moe_pass *p, const moe_slot *slot, int chunk);
+/* Tells the scope, after up to three events (NULL: none), that this rank reads the slot's
+ * last use no more. */
+void moe_pass_credit(moe_pass *p, const moe_slot *slot, epo_scope scope, epo_event *first,
+                     epo_event *second, epo_event *third);
+
+/* plan->link: rows of src[T][H], as they travel, to the relays; where the relayed ones and
+ * this rank's own lie then. */
+const void *moe_link_dispatch(moe_pass *p, const void *src);
+/* The chunk has come from other nodes. */
+epo_ready moe_link_arrived(const moe_pass *p, int chunk);
+/* All that came was sent on: behind the last chunk. */
+void moe_link_sent_on(moe_pass *p);
+/* Behind the chunk's way back within the node: what is complete goes home. */
+void moe_link_return(moe_pass *p, int chunk, bool weights);
+/* In moe_pass_finish's place, but for the combine slot's credit. */
+void moe_link_sum(moe_pass *p, void *y, float *slot_weight);
 
 /* flex: does the exchange itself sum a token's rows on their way back? */
 bool moe_plan_sums(const epo_plan *plan);
@@ -486,9 +593,9 @@ void moe_saved_drop(epo_saved *saved);
 
 /* Bytes of a layer's arrays for a plan; 0: not there. */
 typedef struct moe_sizes {
-    uint64_t x, tokens, wire, h, a, out, back, back_weight; /* forward */
-    bool x_stays;                                           /* until the backward */
-    uint64_t dy, x_again, dweight;                          /* backward */
+    uint64_t x, tokens, wire, h, a, out, back, back_weight, home, home_weight; /* forward */
+    bool x_stays;                  /* until the backward */
+    uint64_t dy, x_again, dweight; /* backward */
 } moe_sizes;
 moe_sizes moe_layer_sizes(const epo_layer *l, const epo_plan *plan, bool keep);
 /* A forward's own arrays; x: expanded rows that are not saved. */

@@ -36,8 +36,14 @@ void moe_pass_begin(moe_pass *p, epo_plan *plan, int chunks, epo_stream stream) 
                     .dispatch = plan->dispatch,
                     .combine = plan->combine,
                     .tail = true};
-    epo_queue *queues[4] = {g->compute, g->comm};
+    if (plan->link != NULL) {
+        p->link_dispatch = plan->link->dispatch;
+        p->link_combine = plan->link->combine;
+    }
+    epo_queue *queues[5] = {g->compute, g->comm};
     int count = 2;
+    if (plan->link != NULL)
+        queues[count++] = g->link;
     if (g->keep != NULL)
         queues[count++] = g->keep;
     if (g->odd != NULL && chunks > 1)
@@ -46,36 +52,37 @@ void moe_pass_begin(moe_pass *p, epo_plan *plan, int chunks, epo_stream stream) 
 }
 
 void moe_pass_apart(moe_pass *p) {
-    int n = p->plan->chunks;
-    uint64_t lists[2] = {2 * (uint64_t)(p->dispatch.send_first[n] + p->combine.send_first[n]),
-                         2 * (uint64_t)(p->dispatch.recv_first[n] + p->combine.recv_first[n])};
+    const int n = p->plan->chunks;
+    moe_lane *lanes[] = {&p->dispatch, &p->combine, &p->link_dispatch, &p->link_combine};
+    const int count = p->plan->link != NULL ? 4 : 2;
     moe_carver c = {NULL, 0, false};
-    for (int i = 0; i < 2 && p->status == EPO_OK; i++) {
-        epo_segment *send = moe_carve(&c, lists[0], sizeof *send);
-        epo_arrival *recv = moe_carve(&c, lists[1], sizeof *recv);
-        if (i == 0) {
-            p->apart = calloc(1, c.used + 16);
-            if (p->apart == NULL)
-                p->status = epo_fail(EPO_E_NOMEM, "memory: need %llu bytes for a pass's lists",
-                                     (unsigned long long)c.used);
-            c = (moe_carver){p->apart, 0, false};
-            continue;
+    for (int pass = 0; pass < 2 && p->status == EPO_OK; pass++) {
+        for (int i = 0; i < count; i++) {
+            const uint64_t sent = 2 * (uint64_t)lanes[i]->send_first[n];
+            const uint64_t received = 2 * (uint64_t)lanes[i]->recv_first[n];
+            epo_segment *segments = moe_carve(&c, sent, sizeof *segments);
+            epo_arrival *arrivals = moe_carve(&c, received, sizeof *arrivals);
+            lanes[i]->segments = pass > 0 ? segments : lanes[i]->segments;
+            lanes[i]->arrivals = pass > 0 ? arrivals : lanes[i]->arrivals;
         }
-        p->dispatch.segments = send;
-        p->dispatch.arrivals = recv;
-        p->combine.segments = send + 2 * p->dispatch.send_first[n];
-        p->combine.arrivals = recv + 2 * p->dispatch.recv_first[n];
+        if (pass > 0)
+            return;
+        p->apart = c.failed ? NULL : calloc(1, c.used + 16);
+        if (p->apart == NULL)
+            p->status = epo_fail(EPO_E_NOMEM, "memory: need %llu bytes for a pass's lists",
+                                 (unsigned long long)c.used);
+        c = (moe_carver){p->apart, 0, false};
     }
 }
 
 /* Of the plan's chunks, the first of the pass's chunk `c`. */
-static int plan_chunk(const moe_pass *p, int c) {
+int moe_pass_plan_chunk(const moe_pass *p, int c) {
     return p->chunks == p->plan->chunks ? c : c == 0 ? 0 : p->plan->chunks;
 }
 
 int moe_pass_first_expert(const moe_pass *p, int chunk) {
     epo_route_shape s = moe_plan_shape(p->plan);
-    return epo_route_chunk_first(&s, plan_chunk(p, chunk));
+    return epo_route_chunk_first(&s, moe_pass_plan_chunk(p, chunk));
 }
 
 uint64_t moe_pass_first_row(const moe_pass *p, int chunk) {
@@ -94,19 +101,9 @@ void moe_pass_get(moe_pass *p, uint64_t count, uint64_t size, moe_block *out) {
         p->status = moe_pool_get(p->group, bytes, out);
 }
 
-static uint64_t arrive_flag(const moe_pass *p, const moe_slot *slot, int chunk) {
+uint64_t moe_pass_arrive(const moe_pass *p, const moe_slot *slot, int chunk) {
     return slot->arrive + (uint64_t)chunk * (uint64_t)p->group->ranks * sizeof(uint64_t);
 }
-
-/* Segments and arrivals of the pass's chunk: rows of src to `to`, and, if `extra`
- * is not NULL, extra_bytes for each row to `extra_to`. */
-typedef struct cargo {
-    const void *rows;
-    uint64_t row_bytes, to;
-    const void *extra;
-    uint64_t extra_bytes, extra_to;
-    const int32_t *back; /* rows are sums of top_k of these */
-} cargo;
 
 static void load(epo_segment *out, const moe_piece *piece, const void *src, uint64_t bytes,
                  uint64_t to) {
@@ -121,17 +118,17 @@ static void load(epo_segment *out, const moe_piece *piece, const void *src, uint
 }
 
 /* Each row from the experts' rows that it sums. */
-static void load_sums(const moe_pass *p, epo_segment *out, const moe_piece *piece, const cargo *c) {
+static void load_sums(const moe_pass *p, epo_segment *out, const moe_piece *piece,
+                      const moe_cargo *c) {
     out->src = c->rows;
     out->index = c->back + piece->src_row * (uint64_t)p->plan->top_k;
     out->sum = p->plan->top_k;
     out->type = p->buffer->type;
 }
 
-/* Of the pass's chunks [chunk, end). */
-static epo_exchange load_lane(const moe_pass *p, moe_lane *lane, int chunk, int end,
-                              const cargo *c) {
-    int from = plan_chunk(p, chunk), to = plan_chunk(p, end);
+epo_exchange moe_pass_load(const moe_pass *p, moe_lane *lane, int chunk, int end,
+                           const moe_cargo *c) {
+    int from = moe_pass_plan_chunk(p, chunk), to = moe_pass_plan_chunk(p, end);
     int s0 = lane->send_first[from], s1 = lane->send_first[to];
     int r0 = lane->recv_first[from], r1 = lane->recv_first[to];
     epo_segment *send = lane->segments + 2 * (size_t)s0;
@@ -155,42 +152,57 @@ static epo_exchange load_lane(const moe_pass *p, moe_lane *lane, int chunk, int 
         recv[nrecv++] = (epo_arrival){piece->peer, c->extra_to + piece->dst_row * c->extra_bytes,
                                       piece->rows * c->extra_bytes};
     }
-    return (epo_exchange){
-        .window = p->buffer->window, .send = send, .nsend = nsend, .recv = recv, .nrecv = nrecv};
+    return (epo_exchange){.window = p->buffer->window,
+                          .send = send,
+                          .nsend = nsend,
+                          .recv = recv,
+                          .nrecv = nrecv,
+                          .scope = p->buffer->scope};
 }
 
-/* Tells every peer, after `event` (and the others, if not NULL), that this rank reads
- * use `use` no more.  Where nothing but flags goes to peers for that, on a queue of its
- * own: the next pass's rows need not wait until it is told. */
-static void give_credit(moe_pass *p, const moe_slot *slot, epo_event *event, epo_event *other,
-                        epo_event *third) {
+/* Where nothing but flags goes to peers for that, on a queue of its own: the next pass's rows
+ * need not wait until it is told. */
+void moe_pass_credit(moe_pass *p, const moe_slot *slot, epo_scope scope, epo_event *first,
+                     epo_event *second, epo_event *third) {
     epo_group *g = p->group;
-    epo_exchange x = {.window = p->buffer->window, .flag_offset = slot->credit, .epoch = slot->use};
+    epo_exchange x = {.window = p->buffer->window,
+                      .scope = scope,
+                      .flag_offset = slot->credit,
+                      .epoch = slot->use};
     epo_deps deps = moe_deps("credit", EPO_INTERVAL_COMM, -1);
-    moe_deps_wait(&deps, epo_ready_event(event));
-    if (other != NULL)
-        moe_deps_wait(&deps, epo_ready_event(other));
-    if (third != NULL)
-        moe_deps_wait(&deps, epo_ready_event(third));
-    bool apart = g->keep != NULL && g->ops->info(g->be)->one_sided;
+    epo_event *events[] = {first, second, third};
+    for (size_t i = 0; i < sizeof events / sizeof *events; i++)
+        if (events[i] != NULL)
+            moe_deps_wait(&deps, epo_ready_event(events[i]));
+    bool apart = g->keep != NULL && moe_group_reaches(g, scope);
     if (p->status == EPO_OK)
-        p->status = g->ops->exchange(apart ? g->keep : g->comm, &x, &deps);
+        p->status = g->ops->exchange(scope == EPO_SCOPE_LINK ? g->link
+                                     : apart                 ? g->keep
+                                                             : g->comm,
+                                     &x, &deps);
+}
+
+static void give_credit(moe_pass *p, const moe_slot *slot, epo_event *first, epo_event *second,
+                        epo_event *third) {
+    moe_pass_credit(p, slot, p->buffer->scope, first, second, third);
 }
 
 /* Chunks [i, end) in one exchange. */
-static void dispatch_chunks(moe_pass *p, const cargo *c, int i, int end) {
+static void dispatch_chunks(moe_pass *p, const moe_cargo *c, int i, int end) {
     epo_group *g = p->group;
     moe_slot *slot = &p->buffer->dispatch;
-    epo_exchange x = load_lane(p, &p->dispatch, i, end, c);
+    epo_exchange x = moe_pass_load(p, &p->dispatch, i, end, c);
     epo_deps deps = moe_deps("dispatch", EPO_INTERVAL_COMM, i);
-    x.flag_offset = arrive_flag(p, slot, i);
+    x.flag_offset = moe_pass_arrive(p, slot, i);
     x.epoch = slot->use;
     x.alone = i == 0 && !p->beside;
     x.way = p->plan->way;
     x.parts = end - i;
-    x.part_first = p->plan->dispatch.send_first + plan_chunk(p, i);
-    x.flag_step = arrive_flag(p, slot, 1) - arrive_flag(p, slot, 0);
-    if (i == 0 && p->buffer->wire != EPO_WIRE_ROWS)
+    x.part_first = p->plan->dispatch.send_first + moe_pass_plan_chunk(p, i);
+    x.flag_step = moe_pass_arrive(p, slot, 1) - moe_pass_arrive(p, slot, 0);
+    if (p->plan->link != NULL)
+        moe_deps_wait(&deps, moe_link_arrived(p, i));
+    else if (i == 0 && p->buffer->wire != EPO_WIRE_ROWS)
         moe_deps_wait(&deps, epo_ready_event(g->rows));
     if (i == 0)
         moe_deps_wait(&deps,
@@ -220,13 +232,16 @@ static const void *pack_rows(moe_pass *p, const void *src) {
 
 void moe_pass_dispatch(moe_pass *p, const void *src) {
     epo_group *g = p->group;
-    const bool parts = g->ops->info(g->be)->parts;
+    const bool parts = g->ops->info(g->be)->parts && p->plan->link == NULL &&
+                       moe_group_reaches(g, p->buffer->scope);
     moe_slot *slot = &p->buffer->dispatch;
-    cargo c = {.row_bytes = p->buffer->wire_bytes, .to = slot->rows};
+    moe_cargo c = {.row_bytes = p->buffer->wire_bytes, .to = slot->rows};
     if (p->status == EPO_OK && p->buffer->wire != EPO_WIRE_ROWS)
         src = pack_rows(p, src);
     if (p->status != EPO_OK)
         return;
+    if (p->plan->link != NULL)
+        src = moe_link_dispatch(p, src);
     c.rows = src;
     slot->use++;
     if (p->plan->back == NULL) /* flex sends no padding */
@@ -237,6 +252,8 @@ void moe_pass_dispatch(moe_pass *p, const void *src) {
         dispatch_chunks(p, &c, i, end);
         i = end;
     }
+    if (p->plan->link != NULL)
+        moe_link_sent_on(p);
 }
 
 void moe_pass_expand(moe_pass *p, int chunk, void *dst) {
@@ -254,8 +271,8 @@ void moe_pass_expand(moe_pass *p, int chunk, void *dst) {
                               .wire = moe_buffer_wire(b),
                               .type = b->type};
     epo_deps deps = moe_deps("expand", EPO_INTERVAL_LOCAL, chunk);
-    moe_deps_wait(
-        &deps, moe_buffer_flag(b, arrive_flag(p, slot, chunk), slot->use, "dispatch chunk", chunk));
+    moe_deps_wait(&deps, moe_buffer_flag(b, moe_pass_arrive(p, slot, chunk), slot->use,
+                                         "dispatch chunk", chunk));
     epo_queue *lane = moe_pass_lane(p, chunk);
     deps.result = true;
     deps.signal = lane != g->compute ? g->odd_used : g->read;
@@ -286,8 +303,8 @@ static void keep(moe_pass *p, void *dst) {
     const int last = p->chunks - 1;
     uint64_t bytes = p->plan->rows * b->row_bytes;
     epo_deps deps = moe_deps("keep", EPO_INTERVAL_LOCAL, -1);
-    moe_deps_wait(
-        &deps, moe_buffer_flag(b, arrive_flag(p, slot, last), slot->use, "dispatch chunk", last));
+    moe_deps_wait(&deps, moe_buffer_flag(b, moe_pass_arrive(p, slot, last), slot->use,
+                                         "dispatch chunk", last));
     deps.signal = g->kept;
     g->stats.local_bytes += 2 * bytes;
     p->keeps = true;
@@ -303,8 +320,8 @@ const void *moe_pass_take(moe_pass *p, int chunk, void *dst, epo_deps *deps) {
     }
     if (dst != NULL && p->status == EPO_OK && chunk == p->chunks - 1)
         keep(p, dst);
-    moe_deps_wait(
-        deps, moe_buffer_flag(b, arrive_flag(p, slot, chunk), slot->use, "dispatch chunk", chunk));
+    moe_deps_wait(deps, moe_buffer_flag(b, moe_pass_arrive(p, slot, chunk), slot->use,
+                                        "dispatch chunk", chunk));
     return moe_buffer_at(b, slot->rows);
 }
 
@@ -312,7 +329,8 @@ const void *moe_pass_take_all(moe_pass *p, epo_ready *arrival) {
     const epo_buffer *b = p->buffer;
     const moe_slot *slot = &b->dispatch;
     for (int i = 0; i < p->chunks; i++)
-        arrival[i] = moe_buffer_flag(b, arrive_flag(p, slot, i), slot->use, "dispatch chunk", i);
+        arrival[i] =
+            moe_buffer_flag(b, moe_pass_arrive(p, slot, i), slot->use, "dispatch chunk", i);
     return moe_buffer_at(b, slot->rows);
 }
 
@@ -349,8 +367,8 @@ static void sum_back(moe_pass *p, int chunk, const void *rows, const float *row_
     epo_group *g = p->group;
     const epo_plan *plan = p->plan;
     const epo_buffer *b = p->buffer;
-    uint64_t k = (uint64_t)plan->top_k, first = plan->back_first[plan_chunk(p, chunk)];
-    uint64_t n = plan->back_first[plan_chunk(p, chunk + 1)] - first;
+    uint64_t k = (uint64_t)plan->top_k, first = plan->back_first[moe_pass_plan_chunk(p, chunk)];
+    uint64_t n = plan->back_first[moe_pass_plan_chunk(p, chunk + 1)] - first;
     epo_rows_reduce reduce = {.dst = (char *)p->back.ptr + first * b->row_bytes,
                               .src = rows,
                               .index = plan->back + first * k,
@@ -390,16 +408,16 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
     p->own_weight = row_weight;
     if (p->status != EPO_OK)
         return;
-    cargo c = {.rows = flex && !sums ? p->back.ptr : rows,
-               .back = sums ? p->plan->back : NULL,
-               .row_bytes = b->row_bytes,
-               .to = slot->rows,
-               .extra = row_weight == NULL ? NULL
-                        : flex             ? p->back_weight.ptr
-                                           : (const void *)row_weight,
-               .extra_bytes = (flex ? k : 1) * sizeof(float),
-               .extra_to = slot->extra};
-    epo_exchange x = load_lane(p, &p->combine, chunk, chunk + 1, &c);
+    moe_cargo c = {.rows = flex && !sums ? p->back.ptr : rows,
+                   .back = sums ? p->plan->back : NULL,
+                   .row_bytes = b->row_bytes,
+                   .to = slot->rows,
+                   .extra = row_weight == NULL ? NULL
+                            : flex             ? p->back_weight.ptr
+                                               : (const void *)row_weight,
+                   .extra_bytes = (flex ? k : 1) * sizeof(float),
+                   .extra_to = slot->extra};
+    epo_exchange x = moe_pass_load(p, &p->combine, chunk, chunk + 1, &c);
     epo_deps deps = moe_deps("combine", EPO_INTERVAL_COMM, chunk);
     x.alone = p->tail && !p->beside && last;
     x.way = p->plan->way;
@@ -419,11 +437,13 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
         slot->use++;
         moe_deps_wait(&deps, moe_buffer_flag(b, slot->credit, slot->use - 1, "combine slot", -1));
     }
-    x.flag_offset = arrive_flag(p, slot, chunk);
+    x.flag_offset = moe_pass_arrive(p, slot, chunk);
     x.epoch = slot->use;
     deps.signal = last ? g->sent : sums ? g->returned : NULL;
     moe_stats_exchange(g, MOE_BYTES_COMBINE, x.send, x.nsend);
     p->status = g->ops->exchange(lane ? moe_pass_lane(p, chunk) : g->comm, &x, &deps);
+    if (p->plan->link != NULL)
+        moe_link_return(p, chunk, row_weight != NULL);
 }
 
 void moe_pass_finish(moe_pass *p, void *y, float *slot_weight) {
@@ -433,6 +453,11 @@ void moe_pass_finish(moe_pass *p, void *y, float *slot_weight) {
     const moe_slot *slot = &b->combine;
     if (p->status != EPO_OK)
         return;
+    if (plan->link != NULL) {
+        moe_link_sum(p, y, slot_weight);
+        give_credit(p, slot, p->done, NULL, NULL);
+        return;
+    }
     uint64_t tokens = (uint64_t)plan->tokens;
     epo_rows_reduce reduce = {.dst = y,
                               .src = moe_buffer_at(b, slot->rows),
@@ -445,7 +470,7 @@ void moe_pass_finish(moe_pass *p, void *y, float *slot_weight) {
     epo_deps deps = moe_deps("unpermute", EPO_INTERVAL_LOCAL, -1);
     /* A peer's exchanges run in order, so its last chunk tells of all.  `sent`:
      * when the outputs are complete, nothing reads this pass's memory any more. */
-    moe_deps_wait(&deps, moe_buffer_flag(b, arrive_flag(p, slot, p->chunks - 1), slot->use,
+    moe_deps_wait(&deps, moe_buffer_flag(b, moe_pass_arrive(p, slot, p->chunks - 1), slot->use,
                                          "combine chunk", p->chunks - 1));
     moe_deps_wait(&deps, epo_ready_event(g->sent));
     if (p->keeps)
@@ -479,6 +504,8 @@ epo_status moe_pass_end(moe_pass *p) {
         p->status = moe_group_break(g, p->status);
     moe_pool_put(g, &p->back);
     moe_pool_put(g, &p->back_weight);
+    moe_pool_put(g, &p->home);
+    moe_pool_put(g, &p->home_weight);
     free(p->apart);
     free(p->apart_again);
     p->apart = p->apart_again = NULL;

@@ -26,7 +26,7 @@ uint64_t moe_plan_record_bytes(int experts, int ranks, int chunks) {
 
 bool moe_plan_on_device(const epo_buffer *b) {
     const epo_backend_ops *ops = b->group->ops;
-    int64_t ranks = b->group->ranks, columns = b->experts + 2 * ranks * b->chunks;
+    int64_t ranks = b->peers.count, columns = b->experts + 2 * ranks * b->chunks;
     if (b->dispatcher == EPO_DISPATCH_ALLTOALL)
         return ops->route_count != NULL;
     return ops->flex_send != NULL && ranks <= EPO_FLEX_RANKS && columns <= EPO_FLEX_COLUMNS;
@@ -35,7 +35,7 @@ bool moe_plan_on_device(const epo_buffer *b) {
 /* Numbers of a record that speak of chunks. */
 static uint64_t chunk_numbers(const epo_buffer *b) {
     bool some = b->dispatcher == EPO_DISPATCH_FLEX && moe_plan_on_device(b);
-    return some ? 2 * (uint64_t)b->group->ranks * (uint64_t)b->chunks : 0;
+    return some ? 2 * (uint64_t)b->peers.count * (uint64_t)b->chunks : 0;
 }
 
 /* ---- CPU arrays -------------------------------------------------------- */
@@ -81,20 +81,18 @@ typedef struct making_arrays {
 } making_arrays;
 
 static void carve_making(moe_carver *c, const epo_buffer *b, uint64_t slots, making_arrays *a) {
-    uint64_t ranks = (uint64_t)b->group->ranks;
+    uint64_t ranks = (uint64_t)b->peers.count, all = (uint64_t)b->group->ranks;
     a->experts = moe_carve(c, slots, sizeof *a->experts);
     a->counts = moe_carve(c, ranks * (uint64_t)b->experts, sizeof *a->counts);
     a->rank_rows = moe_carve(c, ranks * ranks, sizeof *a->rank_rows);
     a->chunk_rows = moe_carve(c, ranks * chunk_numbers(b), sizeof *a->chunk_rows);
     a->capacity = moe_carve(c, ranks, sizeof *a->capacity);
-    a->records = moe_carve(c, ranks, b->counts_bytes);
+    a->records = moe_carve(c, all, b->counts_bytes);
 }
 
 /* ---- this rank's routing ------------------------------------------------ */
 
-static epo_status say(const epo_buffer *b, epo_status status, const char *format, ...)
-    EPO_PRINTF(3, 4);
-static epo_status say(const epo_buffer *b, epo_status status, const char *format, ...) {
+epo_status moe_plan_say(const epo_buffer *b, epo_status status, const char *format, ...) {
     char text[sizeof((record_head *)0)->text];
     va_list args;
     va_start(args, format);
@@ -107,24 +105,25 @@ static epo_status say(const epo_buffer *b, epo_status status, const char *format
 static epo_status say_again(const epo_buffer *b, epo_status status) {
     char text[EPO_ERROR_MAX];
     snprintf(text, sizeof text, "%s", epo_fail_text());
-    return say(b, status, "%s", text);
+    return moe_plan_say(b, status, "%s", text);
 }
 
 static epo_status check_routing(const epo_buffer *b, const epo_routing *r) {
     if (r->tokens < 0 || r->tokens > b->max_tokens)
-        return say(b, EPO_E_ARG, "tokens: found %d, allowed 0..%d (the buffer's max_tokens)",
-                   r->tokens, b->max_tokens);
+        return moe_plan_say(b, EPO_E_ARG,
+                            "tokens: found %d, allowed 0..%d (the buffer's max_tokens)", r->tokens,
+                            b->max_tokens);
     if (r->top_k < 1 || r->top_k > b->top_k)
-        return say(b, EPO_E_ARG, "top_k: found %d, allowed 1..%d (the buffer's top_k)", r->top_k,
-                   b->top_k);
+        return moe_plan_say(b, EPO_E_ARG, "top_k: found %d, allowed 1..%d (the buffer's top_k)",
+                            r->top_k, b->top_k);
     if (r->tokens > 0 && r->experts == NULL)
-        return say(b, EPO_E_ARG, "experts is NULL and tokens is %d", r->tokens);
+        return moe_plan_say(b, EPO_E_ARG, "experts is NULL and tokens is %d", r->tokens);
     return EPO_OK;
 }
 
 /* Copies the caller's indices, checked. */
-static epo_status copy_experts(const epo_buffer *b, const epo_route_shape *s, const epo_routing *r,
-                               int32_t *copy) {
+epo_status moe_plan_copy_experts(const epo_buffer *b, const epo_route_shape *s,
+                                 const epo_routing *r, int32_t *copy) {
     epo_group *g = b->group;
     uint64_t slots = (uint64_t)r->tokens * (uint64_t)r->top_k;
     const int64_t *experts = r->experts;
@@ -132,8 +131,8 @@ static epo_status copy_experts(const epo_buffer *b, const epo_route_shape *s, co
     if (g->ops->read != NULL && slots > 0) {
         fetched = malloc(slots * sizeof *fetched);
         if (fetched == NULL)
-            return say(b, EPO_E_NOMEM, "memory: need %" PRIu64 " bytes for the routing",
-                       slots * (uint64_t)sizeof *fetched);
+            return moe_plan_say(b, EPO_E_NOMEM, "memory: need %" PRIu64 " bytes for the routing",
+                                slots * (uint64_t)sizeof *fetched);
         epo_status status = moe_group_read(g, fetched, experts, slots * sizeof *fetched);
         if (status != EPO_OK) {
             free(fetched);
@@ -144,9 +143,9 @@ static epo_status copy_experts(const epo_buffer *b, const epo_route_shape *s, co
     uint64_t bad = epo_route_check(s, experts, r->tokens, copy);
     epo_status status = EPO_OK;
     if (bad < slots)
-        status =
-            say(b, EPO_E_INDEX, "experts[%" PRIu64 "][%" PRIu64 "] = %" PRId64 ", allowed -1..%d",
-                bad / (uint64_t)r->top_k, bad % (uint64_t)r->top_k, experts[bad], b->experts - 1);
+        status = moe_plan_say(
+            b, EPO_E_INDEX, "experts[%" PRIu64 "][%" PRIu64 "] = %" PRId64 ", allowed -1..%d",
+            bad / (uint64_t)r->top_k, bad % (uint64_t)r->top_k, experts[bad], s->experts - 1);
     free(fetched);
     return status;
 }
@@ -158,8 +157,8 @@ epo_routes moe_plan_routes(const epo_buffer *b, const epo_routing *r) {
         .tokens = r->tokens,
         .top_k = r->top_k,
         .experts_all = b->experts,
-        .ranks = b->group->ranks,
-        .shares = b->group->tp,
+        .ranks = b->peers.count,
+        .shares = b->links ? 1 : b->group->tp, /* links: judged before */
         .share = b->group->rank % b->group->tp,
         .capacity = moe_capacity_drops(b) ? capacity : EPO_ROUTE_UNLIMITED,
         .by_weight = b->overflow == EPO_OVERFLOW_DROP_WEIGHT,
@@ -175,7 +174,7 @@ static epo_status count_on_device(const epo_buffer *b, const epo_routing *r, uin
     epo_routes routes = moe_plan_routes(b, r);
     epo_route_counts out = {.expert_rows = rows,
                             .rank_rows = rows + b->experts,
-                            .chunk_rows = rows + b->experts + g->ranks};
+                            .chunk_rows = rows + b->experts + b->peers.count};
     epo_status status = g->ops->route_count(g->compute, &routes, &out);
     if (status != EPO_OK)
         return say_again(b, status);
@@ -183,13 +182,13 @@ static epo_status count_on_device(const epo_buffer *b, const epo_routing *r, uin
     uint64_t k = (uint64_t)r->top_k;
     return out.bad == (uint64_t)r->tokens * k
                ? EPO_OK
-               : say(b, EPO_E_INDEX,
-                     "experts[%" PRIu64 "][%" PRIu64 "] = %" PRId64 ", allowed -1..%d", out.bad / k,
-                     out.bad % k, out.bad_value, b->experts - 1);
+               : moe_plan_say(b, EPO_E_INDEX,
+                              "experts[%" PRIu64 "][%" PRIu64 "] = %" PRId64 ", allowed -1..%d",
+                              out.bad / k, out.bad % k, out.bad_value, b->experts - 1);
 }
 
 /* Tokens that another rank with the same ones carries. */
-static void drop_others(const epo_group *g, const epo_routing *r, int32_t *experts) {
+void moe_plan_drop_others(const epo_group *g, const epo_routing *r, int32_t *experts) {
     for (int t = 0; g->tp > 1 && t < r->tokens; t++)
         for (int k = 0; t % g->tp != g->rank % g->tp && k < r->top_k; k++)
             experts[(size_t)t * (size_t)r->top_k + (size_t)k] = -1;
@@ -203,9 +202,9 @@ static epo_status count_routing(const epo_buffer *b, const epo_route_shape *s, c
     if (moe_plan_on_device(b)) {
         status = count_on_device(b, r, rows, &a->dropped);
     } else {
-        status = copy_experts(b, s, r, a->experts);
-        if (status == EPO_OK)
-            drop_others(b->group, r, a->experts);
+        status = moe_plan_copy_experts(b, s, r, a->experts);
+        if (status == EPO_OK && !b->links)
+            moe_plan_drop_others(b->group, r, a->experts);
         if (status == EPO_OK && moe_capacity_drops(b))
             status = moe_capacity_drop(b, r, a->experts, &a->dropped);
         if (status == EPO_OK)
@@ -252,7 +251,8 @@ static epo_status exchange_control(epo_buffer *b, const epo_exchange *x, const c
  * record of plan p+1 when it has read all of plan p, so p+2 finds p's slot free. */
 static epo_status exchange_records(epo_buffer *b, const char *mine, char *records) {
     epo_group *g = b->group;
-    if (g->ops->read != NULL) { /* the CPU has it and wants it: no way through the device */
+    /* The CPU has it and wants it: no way through the device, nor one to other nodes. */
+    if (g->ops->read != NULL || b->links) {
         b->plans_made++;
         return g->ops->allgather(g->be, mine, b->counts_bytes, records);
     }
@@ -305,38 +305,50 @@ static record_head head_of(const epo_buffer *b, const making_arrays *a, int rank
     return head;
 }
 
+/* What the records of the ranks from `first` on say of themselves. */
+static void take_records(const epo_buffer *b, const epo_route_shape *s, making_arrays *a,
+                         int first) {
+    for (int i = 0; i < s->ranks; i++) {
+        const char *record = a->records + (uint64_t)(first + i) * b->counts_bytes;
+        const uint32_t *rows = (const uint32_t *)(const void *)(record + sizeof(record_head));
+        const record_head head = head_of(b, a, first + i);
+        memcpy(a->counts + (size_t)i * (size_t)s->experts, rows, (size_t)s->experts * sizeof *rows);
+        memcpy(a->rank_rows + (size_t)i * (size_t)s->ranks, rows + s->experts,
+               (size_t)s->ranks * sizeof *rows);
+        memcpy(a->chunk_rows + (uint64_t)i * chunk_numbers(b), rows + s->experts + s->ranks,
+               chunk_numbers(b) * sizeof *rows);
+        a->capacity[i] = moe_capacity_of(b, head.tokens, head.top_k);
+    }
+    if (b->pad)
+        a->padding = moe_capacity_pad(b, a->capacity, a->counts);
+}
+
 /* The same verdict on every rank: the lowest rank's error, then K, then rows. */
 static epo_status judge(const epo_buffer *b, const epo_route_shape *s, making_arrays *a) {
-    int k = head_of(b, a, 0).top_k;
-    for (int r = 0; r < s->ranks; r++) {
+    const int all = b->group->ranks, k = head_of(b, a, 0).top_k;
+    for (int r = 0; r < all; r++) {
         record_head head = head_of(b, a, r);
         if (head.status != EPO_OK)
             return epo_fail((epo_status)head.status, "%s", head.text);
     }
-    for (int r = 0; r < s->ranks; r++) {
+    for (int r = 0; r < all; r++)
         if (head_of(b, a, r).top_k != k)
             return epo_fail(EPO_E_PEER,
                             "plan: top_k is %d on rank 0 and %d on rank %d; give all ranks the "
                             "same",
                             k, head_of(b, a, r).top_k, r);
-        const char *record = a->records + (uint64_t)r * b->counts_bytes;
-        const uint32_t *rows = (const uint32_t *)(const void *)(record + sizeof(record_head));
-        memcpy(a->counts + (size_t)r * (size_t)s->experts, rows, (size_t)s->experts * sizeof *rows);
-        memcpy(a->rank_rows + (size_t)r * (size_t)s->ranks, rows + s->experts,
-               (size_t)s->ranks * sizeof *rows);
-        memcpy(a->chunk_rows + (uint64_t)r * chunk_numbers(b), rows + s->experts + s->ranks,
-               chunk_numbers(b) * sizeof *rows);
-        a->capacity[r] = moe_capacity_of(b, head_of(b, a, r).tokens, k);
-    }
-    if (b->pad)
-        a->padding = moe_capacity_pad(b, a->capacity, a->counts);
-    for (int r = 0; r < s->ranks; r++) {
-        uint64_t need = epo_route_layout(s, a->counts, r, NULL, NULL);
-        if (need > b->max_rows[r])
-            return epo_fail(EPO_E_OVERFLOW,
-                            "rank %d needs %" PRIu64 " rows, the buffer has %" PRIu64
-                            "; raise max_rows",
-                            r, need, b->max_rows[r]);
+    /* Those that exchange rows with each other, this rank's last: they stay. */
+    for (int turn = 1; turn <= all / s->ranks; turn++) {
+        const int first = (b->peers.first + turn * s->ranks) % all;
+        take_records(b, s, a, first);
+        for (int r = 0; r < s->ranks; r++) {
+            uint64_t need = epo_route_layout(s, a->counts, r, NULL, NULL);
+            if (need > b->max_rows[first + r])
+                return epo_fail(EPO_E_OVERFLOW,
+                                "rank %d needs %" PRIu64 " rows, the buffer has %" PRIu64
+                                "; raise max_rows",
+                                first + r, need, b->max_rows[first + r]);
+        }
     }
     return EPO_OK;
 }
@@ -354,6 +366,7 @@ epo_status moe_plan_exchange_meta(epo_plan *plan, const epo_segment *send, int n
                       .recv = recv,
                       .nrecv = nrecv,
                       .flag_offset = b->meta_arrive,
+                      .scope = b->scope,
                       .epoch = b->plans_made};
     if (after == NULL)
         return exchange_control(b, &x, "routing");
@@ -466,7 +479,7 @@ static epo_status make_maps(epo_plan *p, const epo_routing *r, const epo_route_s
         p->dropped = a->dropped;
         p->padding = a->padding;
         p->buffer->group->stats.dropped_slots += a->dropped;
-        p->rows = epo_route_layout(s, a->counts, g->rank, p->first, p->count);
+        p->rows = epo_route_layout(s, a->counts, p->buffer->peers.me, p->first, p->count);
         status = flex ? moe_flex_make(&m) : moe_alltoall_make(&m);
     }
     moe_arena_close(g, &weights);
@@ -475,7 +488,8 @@ static epo_status make_maps(epo_plan *p, const epo_routing *r, const epo_route_s
 
 /* From here on peers may be waiting for this rank: what fails locally ends the
  * group's work, what all agreed on does not. */
-static epo_status make(epo_buffer *b, const epo_routing *r, epo_status wrong, epo_plan **out) {
+static epo_status make(epo_buffer *b, const epo_routing *r, epo_status wrong, moe_link *link,
+                       epo_plan **out) {
     epo_group *g = b->group;
     epo_route_shape s = moe_buffer_shape(b, wrong == EPO_OK ? r->top_k : 1);
     making_arrays a = {0};
@@ -500,11 +514,17 @@ static epo_status make(epo_buffer *b, const epo_routing *r, epo_status wrong, ep
     if (status == EPO_OK) {
         agreed = false;
         status = alloc_plan(b, r, &a, &p);
-        if (status == EPO_OK)
+        if (status == EPO_OK) {
+            p->link = link;
+            link = NULL;
             status = make_maps(p, r, &s, &a);
+        }
+        if (status == EPO_OK && p->link != NULL)
+            status = moe_link_finish(p);
     }
     free(real.base);
     free(mine);
+    moe_link_free(b->group, link);
     if (status == EPO_OK) {
         *out = p;
         return EPO_OK;
@@ -528,20 +548,24 @@ epo_status moe_plan_create(epo_buffer *buffer, const epo_routing *routing, epo_s
     if (wrong != EPO_OK)
         wrong = say_again(buffer, wrong);
     else if (out == NULL)
-        wrong = say(buffer, EPO_E_ARG, "plan_create: out is NULL");
+        wrong = moe_plan_say(buffer, EPO_E_ARG, "plan_create: out is NULL");
     else
         wrong = check_routing(buffer, &r);
     status = g->ops->stream_enter(g->be, (epo_queue *[]){g->compute, g->comm}, 2, stream);
     /* The CPU reads the routing, and writes memory that an earlier pass gave back
      * when it was issued. */
     bool device = moe_plan_on_device(buffer);
-    if (status == EPO_OK && !device && (g->ops->read != NULL || g->ops->write != NULL))
+    if (status == EPO_OK && (!device || buffer->links) &&
+        (g->ops->read != NULL || g->ops->write != NULL))
         status = moe_group_drain(g);
     if (status != EPO_OK)
         return moe_group_break(g, status);
-    status = make(buffer, &r, wrong, out);
+    moe_link *link = NULL;
+    if (buffer->links)
+        wrong = moe_link_open(buffer, &r, wrong, &link);
+    status = buffer->links && wrong != EPO_OK ? wrong : make(buffer, &r, wrong, link, out);
     /* The queues may still read the caller's routing. */
-    if (status == EPO_OK && device)
+    if (status == EPO_OK && (device || buffer->links))
         status = g->ops->stream_leave(g->be, g->done, stream);
     return status;
 }
@@ -555,6 +579,7 @@ void moe_plan_release(epo_plan *plan) {
     if (plan == NULL || --plan->refs > 0)
         return;
     plan->buffer->plans--;
+    moe_link_free(plan->buffer->group, plan->link);
     moe_arena_close(plan->buffer->group, &plan->arena);
     free(plan->memory);
     free(plan);

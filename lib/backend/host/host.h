@@ -42,6 +42,8 @@ typedef struct host_peer {
     _Atomic uint32_t state;    /* host_peer_state */
     _Atomic uint64_t refused;  /* the last collective call that it refused; 0: none */
     _Atomic uint64_t turn[4];  /* its last collective calls, see host_turn_take */
+    _Atomic int32_t waits_for; /* the rank that it waited for at waits_at */
+    _Atomic int64_t waits_at;
     int32_t pid;
     char node[HOST_NODE_MAX];
     /* Processes: robust, held by a worker for the group's life.  The kernel lets

@@ -247,9 +247,37 @@ static bool host_ready_lost(epo_backend *be, const epo_ready *ready) {
     return false;
 }
 
+/* Others may ask whom this rank waits for; if for itself, another of its waits tells. */
+static void host_wait_tell(epo_backend *be, const epo_ready *ready) {
+    host_peer *me = &be->shared->peer[be->rank];
+    for (int i = 0; i < ready->count; i++)
+        if (host_flag_load(ready, i) < ready->epoch) {
+            const int writer = epo_ready_writer(ready, i);
+            if (writer != be->rank) {
+                atomic_store(&me->waits_for, writer);
+                atomic_store(&me->waits_at, host_now_ns());
+            }
+            return;
+        }
+}
+
+/* Where waiting for `rank` leads, which may itself wait for another. */
+static int host_wait_end(epo_backend *be, int rank) {
+    const int64_t now = host_now_ns();
+    for (int hops = 0; hops < be->ranks; hops++) {
+        const host_peer *peer = &be->shared->peer[rank];
+        const int next = atomic_load(&peer->waits_for);
+        if (now - atomic_load(&peer->waits_at) > 4 * HOST_SLICE_NS)
+            break;
+        rank = next;
+    }
+    return rank;
+}
+
 void host_ready_check(epo_backend *be, const epo_ready *ready, int64_t from, bool *warned) {
     if (host_ready_lost(be, ready))
         return;
+    host_wait_tell(be, ready);
     int64_t waited = host_now_ns() - from;
     bool over = waited >= be->timeout_ns;
     if (!over && (*warned || waited < be->warn_ns))
@@ -261,9 +289,15 @@ void host_ready_check(epo_backend *be, const epo_ready *ready, int64_t from, boo
     if (first < 0)
         return;
     if (over) {
-        host_break(be, EPO_E_TIMEOUT, "rank %d: waited %.1f s for %s in %s (epoch %llu, has %llu)",
-                   be->rank, (double)waited * 1e-9, late, what, (unsigned long long)ready->epoch,
-                   (unsigned long long)host_flag_load(ready, first));
+        const int writer = epo_ready_writer(ready, first), end = host_wait_end(be, writer);
+        char behind[HOST_NODE_MAX + 80] = "", name[HOST_NODE_MAX + 48];
+        if (end != writer)
+            snprintf(behind, sizeof behind, ", behind whom all wait for %s",
+                     host_peer_name(be->shared, end, name, sizeof name));
+        host_break(be, EPO_E_TIMEOUT,
+                   "rank %d: waited %.1f s for %s in %s (epoch %llu, has %llu)%s", be->rank,
+                   (double)waited * 1e-9, late, what, (unsigned long long)ready->epoch,
+                   (unsigned long long)host_flag_load(ready, first), behind);
         return;
     }
     *warned = true;
