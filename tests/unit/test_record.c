@@ -325,6 +325,9 @@ static void test_cuts(void) {
 }
 
 #define MS INT64_C(1000000)
+#define KERNEL_ON(device, name, stream, a, b)                                                      \
+    at = put_record(work, at, CUPTI_KIND_CONCURRENT_KERNEL, name, 0, t + (a)*MS, t + (b)*MS,       \
+                    device, stream)
 static uint8_t work[1 << 20] __attribute__((aligned(8)));
 
 /* 60 steps of 20 ms on two GPUs as tests/fake/record_job.c has them, in any order. */
@@ -337,9 +340,7 @@ static events *sixty_steps(int devices) {
     for (int s = 59; s >= 0; s--)
         for (uint32_t d = 0; d < (uint32_t)devices; d++) {
             const uint64_t t = (uint64_t)(1000 + 20 * s) * MS;
-#define KERNEL(name, stream, a, b)                                                                 \
-    at = put_record(work, at, CUPTI_KIND_CONCURRENT_KERNEL, name, 0, t + (a)*MS, t + (b)*MS, d,    \
-                    stream)
+#define KERNEL(name, stream, a, b) KERNEL_ON(d, name, stream, a, b)
             KERNEL("nvjet_x", 7, 0, 8);
             KERNEL("ncclDevKernel_SendRecv(...)", 20, 4, 12 + d);
             KERNEL("silu", 7, 12, 16);
@@ -371,6 +372,49 @@ static void test_measures(void) {
     CU_ASSERT_STRING_EQUAL(
         line,
         "exposed communication 7.00 ms/step of 20.0, 36 % hidden (58 steps of rank 0, GPU 1 of 2)");
+    events_destroy(e);
+    free(r);
+}
+
+/* An exchange by copy engines is communication from where its stream came to it, and the
+ * file says the same. */
+static void test_exchanges(void) {
+    char path[] = "/tmp/epo-record-XXXXXX";
+    const int fd = mkstemp(path);
+    report *r = calloc(1, sizeof *r);
+    events *e = NULL;
+    epo_profile *p = NULL;
+    const epo_profile_options options = {0};
+    epo_profile_times again;
+    size_t at = 0;
+    CU_ASSERT_TRUE_FATAL(r != NULL && fd >= 0);
+    close(fd);
+    CU_ASSERT_EQUAL_FATAL(events_create(0, &e), EPO_OK);
+    for (uint64_t s = 0; s < 10; s++) {
+        const uint64_t t = (1000 + 20 * s) * MS;
+        KERNEL_ON(3, "nvjet_x", 7, 0, 5);
+        at = put_record(work, at, CUPTI_KIND_MEMCPY, NULL, 10, t + 7 * MS, t + 8 * MS, 3, 33);
+        at = put_record(work, at, CUPTI_KIND_MEMSET, NULL, 0, t + 12 * MS, t + 13 * MS, 3, 7);
+    }
+    CU_ASSERT_TRUE_FATAL(events_take(e, next_record, work, at));
+    for (int s = 0; s < 10; s++)
+        CU_ASSERT_TRUE(
+            events_exchange(e, s % 2 ? 3 : -1, (1002 + 20 * s) * MS, (1009 + 20 * s) * MS));
+    CU_ASSERT_FALSE(events_exchange(e, 0, 5, 4));
+    r->step = 20 * MS;
+    CU_ASSERT_EQUAL_FATAL(report_measure(r, e, 900 * MS, 3000 * MS), EPO_OK);
+    CU_ASSERT_EQUAL_FATAL(r->devices, 1);
+    const epo_profile_times *t = &r->device[0].times;
+    CU_ASSERT_EQUAL(t->comm, r->steps * 7u * MS);
+    CU_ASSERT_EQUAL(t->overlapped, r->steps * 3u * MS);
+    CU_ASSERT_EQUAL(t->of[EPO_KERNEL_COPY], r->steps * 1u * MS);
+    CU_ASSERT_EQUAL_FATAL(report_write(r, e, path), EPO_OK);
+    CU_ASSERT_EQUAL_FATAL(epo_profile_read(path, &options, &p), EPO_OK);
+    CU_ASSERT_EQUAL_FATAL(epo_profile_tell(p).units, 1);
+    CU_ASSERT_EQUAL(epo_profile_measure(p, 0, INT64_MIN, INT64_MAX, &again, NULL), EPO_OK);
+    CU_ASSERT_EQUAL(memcmp(&again, t, sizeof again), 0);
+    epo_profile_destroy(p);
+    unlink(path);
     events_destroy(e);
     free(r);
 }
@@ -466,6 +510,7 @@ int main(void) {
         {"names of kernels", test_names},
         {"whole steps are cut out", test_cuts},
         {"what is measured", test_measures},
+        {"exchanges without kernels", test_exchanges},
         {"what is said", test_lines},
         {"nothing ran", test_nothing_ran},
         {"profile reads the file alike", test_file_is_read_alike},

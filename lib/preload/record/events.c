@@ -178,6 +178,15 @@ bool events_take(events *e, events_next *next, uint8_t *buffer, size_t valid) {
     return fits;
 }
 
+bool events_exchange(events *e, int device, int64_t start, int64_t end) {
+    const int only = e->count > 0 ? e->list[0].device : 0;
+    const event v = {.start = start,
+                     .end = end,
+                     .device = (uint16_t)(device < 0 ? only : device),
+                     .kind = EVENT_EXCHANGE};
+    return end >= start && keep(e, &v);
+}
+
 size_t events_count(const events *e) { return e->count; }
 const event *events_at(const events *e, size_t i) { return &e->list[i]; }
 bool events_full(const events *e) { return e->lost.full > 0; }

@@ -14,7 +14,12 @@
 #define EVENTS_NAMES_MAX ((size_t)1 << 15) /* names of kernels; more are one name */
 #define EVENTS_NAME_BYTES 4096
 
-typedef enum event_kind { EVENT_KERNEL, EVENT_COPY, EVENT_SET } event_kind;
+typedef enum event_kind {
+    EVENT_KERNEL,
+    EVENT_COPY,
+    EVENT_SET,
+    EVENT_EXCHANGE /* of the interposer's: waits and copies, from its stream's point of view */
+} event_kind;
 
 typedef struct event {
     int64_t start, end; /* ns, CUPTI's clock */
@@ -44,6 +49,9 @@ typedef struct events_lost {
     uint64_t full, unfinished, strange;
 } events_lost;
 events_lost events_lost_of(const events *e);
+
+/* An exchange that no kernel shows; device -1: of the first record's.  False: no room. */
+bool events_exchange(events *e, int device, int64_t start, int64_t end);
 
 /* "_ZN7deep_ep9intranode8dispatchILi4EEEvPv" -> "void deep_ep::intranode::dispatch<4>(void*)"
  * where the process has a C++ run-time library, else "deep_ep::intranode::dispatch ..." with

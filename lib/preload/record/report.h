@@ -11,6 +11,7 @@
 
 #define REPORT_DEVICES 64
 #define REPORT_LINE 1024
+#define REPORT_EXCHANGE "exchange by copy engines"
 
 typedef struct report_device {
     int64_t device;

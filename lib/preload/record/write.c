@@ -65,19 +65,21 @@ static const char *copy_name(const event *v) {
 /* Microseconds with three decimals: nanoseconds, exactly. */
 static void put_event(FILE *f, const events *e, const event *v, int64_t from, int64_t to) {
     const int64_t start = v->start > from ? v->start : from, end = v->end < to ? v->end : to;
-    const char *name = v->kind == EVENT_KERNEL ? events_name(e, v->name)
-                       : v->kind == EVENT_COPY ? copy_name(v)
-                                               : "Memset (Device)";
-    const char *cat = v->kind == EVENT_KERNEL ? "kernel"
-                      : v->kind == EVENT_COPY ? "gpu_memcpy"
-                                              : "gpu_memset";
+    const char *name = v->kind == EVENT_KERNEL     ? events_name(e, v->name)
+                       : v->kind == EVENT_COPY     ? copy_name(v)
+                       : v->kind == EVENT_EXCHANGE ? REPORT_EXCHANGE
+                                                   : "Memset (Device)";
+    const char *cat = v->kind == EVENT_KERNEL     ? "kernel"
+                      : v->kind == EVENT_COPY     ? "gpu_memcpy"
+                      : v->kind == EVENT_EXCHANGE ? "ep_comm" /* a class: pid is the process then */
+                                                  : "gpu_memset";
     fprintf(f, "{\"ph\": \"X\", \"cat\": \"%s\", \"name\": ", cat);
     put_text(f, name, v->kind == EVENT_KERNEL ? shown(name) : strlen(name));
     fprintf(f,
             ", \"ts\": %" PRId64 ".%03d, \"dur\": %" PRId64 ".%03d, \"pid\": %u, \"tid\": %u, "
             "\"args\": {\"device\": %u, \"stream\": %u}}",
             start / 1000, (int)(start % 1000), (end - start) / 1000, (int)((end - start) % 1000),
-            v->device, v->stream, v->device, v->stream);
+            v->kind == EVENT_EXCHANGE ? 0u : v->device, v->stream, v->device, v->stream);
 }
 
 static void put_events(FILE *f, const report *r, const events *e) {
