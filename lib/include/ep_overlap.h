@@ -32,7 +32,8 @@
  *
  * Errors: every function that can fail returns epo_status; epo_error() then
  * tells in one line what was found, what is allowed and what to do.  Outputs are
- * written on success only.  After EPO_E_TIMEOUT or EPO_E_PEER the group is
+ * written on success only.  A group, buffer, plan, layer or world that was destroyed
+ * before, or never made, is refused (EPO_E_ARG).  After EPO_E_TIMEOUT or EPO_E_PEER the group is
  * broken: every later call on it returns that status; destroy it.  A collective
  * call that one rank refuses (EPO_E_ARG, EPO_E_STATE) is an error on all of them.
  * Where the others were told in time, as by epo_plan_create, the group lives on;

@@ -13,6 +13,7 @@
 #include "backend/engine.h"
 #include "core/group_card.h"
 #include "core/status.h"
+#include "preload/alive.h"
 #include "preload/engine.h"
 #include "preload/environment.h"
 #include "preload/versioned.h"
@@ -35,7 +36,47 @@ static epo_status null_arg(const char *function, const char *name) {
         if ((pointer) == NULL)                                                                     \
             return null_arg(__func__, #pointer);                                                   \
     } while (0)
+/* Likewise, and it exists. */
+#define NEED_A(kind, object)                                                                       \
+    do {                                                                                           \
+        NEED(object);                                                                              \
+        const epo_status alive_ = epo_alive_check(EPO_KIND_##kind, object, __func__);              \
+        if (alive_ != EPO_OK)                                                                      \
+            return alive_;                                                                         \
+    } while (0)
 #define CALL(object, op, ...) done(engine_of(object), engine_of(object)->op(__VA_ARGS__))
+
+/* Notes what an engine has made; without that it would be refused later. */
+static epo_status made(epo_kind kind, epo_status status, void *const *out) {
+    if (status == EPO_OK && out != NULL && !epo_alive_add(kind, *out))
+        return epo_fail(EPO_E_NOMEM, "no memory to note an object of the program's; it is lost");
+    return status;
+}
+
+/* The end of an object: of two calls one finds it.  An engine keeps it where the call did
+ * not fit its state. */
+static epo_status take(epo_kind kind, const void *object, const char *function) {
+    epo_status status = epo_alive_check(kind, object, function);
+    if (status == EPO_OK && !epo_alive_drop(kind, object))
+        status = epo_alive_check(kind, object, function);
+    return status;
+}
+
+static epo_status taken(epo_kind kind, epo_status status, const void *object) {
+    if (status == EPO_E_STATE)
+        (void)epo_alive_add(kind, object);
+    return status;
+}
+#define DESTROY(kind, object, op)                                                                  \
+    do {                                                                                           \
+        if ((object) == NULL)                                                                      \
+            return EPO_OK;                                                                         \
+        const epo_status alive_ = take(EPO_KIND_##kind, object, __func__);                         \
+        if (alive_ != EPO_OK)                                                                      \
+            return alive_;                                                                         \
+        const epo_engine *engine_ = engine_of(object); /* the object is gone afterwards */         \
+        return taken(EPO_KIND_##kind, done(engine_, engine_->op(object)), object);                 \
+    } while (0)
 
 /* ---- library ---------------------------------------------------------- */
 
@@ -67,11 +108,13 @@ epo_status epo_world_create_on(epo_engine_kind kind, int ranks, epo_world **out)
     if (ranks < 1)
         return epo_fail(EPO_E_ARG, "ranks: found %d, allowed is a number from 1", ranks);
     epo_status status = epo_engine_open(kind, &engine, why);
-    return status != EPO_OK ? status : done(engine, engine->world_create(ranks, out));
+    if (status == EPO_OK)
+        status = done(engine, engine->world_create(ranks, out));
+    return made(EPO_KIND_WORLD, status, (void **)out);
 }
 
 void epo_world_destroy(epo_world *world) {
-    if (world != NULL)
+    if (world != NULL && take(EPO_KIND_WORLD, world, __func__) == EPO_OK)
         engine_of(world)->world_destroy(world);
 }
 
@@ -79,6 +122,9 @@ void epo_world_destroy(epo_world *world) {
 static epo_status group_engine(const epo_group_config *c, const epo_engine **engine, char *why) {
     if (c->threads == NULL) /* a communicator is CUDA's, whatever else there is */
         return epo_engine_open(c->nccl_comm != NULL ? EPO_ENGINE_CUDA : c->engine, engine, why);
+    epo_status alive = epo_alive_check(EPO_KIND_WORLD, c->threads, "epo_group_create: threads");
+    if (alive != EPO_OK)
+        return alive;
     const epo_engine *of_world = engine_of(c->threads);
     if (c->engine != EPO_ENGINE_AUTO) {
         epo_status status = epo_engine_open(c->engine, engine, why);
@@ -154,19 +200,14 @@ epo_status epo_group_create(const epo_group_config *config, epo_group **out) {
     }
     g.config.engine = strcmp(engine->name, "cuda") == 0 ? EPO_ENGINE_CUDA : EPO_ENGINE_HOST;
     g.reason = reason;
-    return done(engine, engine->group_create(&g, out));
+    return made(EPO_KIND_GROUP, done(engine, engine->group_create(&g, out)), (void **)out);
 }
 
-epo_status epo_group_destroy(epo_group *group) {
-    if (group == NULL)
-        return EPO_OK;
-    const epo_engine *engine = engine_of(group); /* the object is gone afterwards */
-    return done(engine, engine->group_destroy(group));
-}
+epo_status epo_group_destroy(epo_group *group) { DESTROY(GROUP, group, group_destroy); }
 
 epo_status epo_group_query(const epo_group *group, epo_group_info *info) {
     epo_group_info full = {.size = sizeof full};
-    NEED(group);
+    NEED_A(GROUP, group);
     epo_status status =
         epo_versioned_check(info, EPO_LEAST(epo_group_info, ranks), "epo_group_info");
     if (status == EPO_OK)
@@ -177,22 +218,22 @@ epo_status epo_group_query(const epo_group *group, epo_group_info *info) {
 }
 
 epo_status epo_group_async_error(epo_group *group) {
-    NEED(group);
+    NEED_A(GROUP, group);
     return CALL(group, group_async_error, group);
 }
 
 epo_status epo_group_barrier(epo_group *group) {
-    NEED(group);
+    NEED_A(GROUP, group);
     return CALL(group, group_barrier, group);
 }
 
 epo_status epo_group_allreduce(epo_group *group, float *data, uint64_t count, epo_stream stream) {
-    NEED(group);
+    NEED_A(GROUP, group);
     return CALL(group, group_allreduce, group, data, count, stream);
 }
 
 epo_status epo_group_wgrad_flush(epo_group *group, epo_stream stream) {
-    NEED(group);
+    NEED_A(GROUP, group);
     return CALL(group, group_wgrad_flush, group, stream);
 }
 
@@ -206,7 +247,7 @@ static epo_status read_buffer(const epo_buffer_config *caller, epo_buffer_config
 epo_status epo_buffer_bytes(const epo_group *group, const epo_buffer_config *config,
                             uint64_t *bytes) {
     epo_buffer_config full = EPO_BUFFER_CONFIG_INIT;
-    NEED(group);
+    NEED_A(GROUP, group);
     NEED(bytes);
     epo_status status = read_buffer(config, &full);
     return status != EPO_OK ? status : CALL(group, buffer_bytes, group, &full, bytes);
@@ -214,53 +255,50 @@ epo_status epo_buffer_bytes(const epo_group *group, const epo_buffer_config *con
 
 epo_status epo_buffer_create(epo_group *group, const epo_buffer_config *config, epo_buffer **out) {
     epo_buffer_config full = EPO_BUFFER_CONFIG_INIT;
-    NEED(group);
+    NEED_A(GROUP, group);
     epo_status status = read_buffer(config, &full);
-    return CALL(group, buffer_create, group, status == EPO_OK ? &full : config, out);
+    status = CALL(group, buffer_create, group, status == EPO_OK ? &full : config, out);
+    return made(EPO_KIND_BUFFER, status, (void **)out);
 }
 
-epo_status epo_buffer_destroy(epo_buffer *buffer) {
-    if (buffer == NULL)
-        return EPO_OK;
-    const epo_engine *engine = engine_of(buffer);
-    return done(engine, engine->buffer_destroy(buffer));
-}
+epo_status epo_buffer_destroy(epo_buffer *buffer) { DESTROY(BUFFER, buffer, buffer_destroy); }
 
 /* ---- plan ------------------------------------------------------------- */
 
 epo_status epo_plan_create(epo_buffer *buffer, const epo_routing *routing, epo_stream stream,
                            epo_plan **out) {
     epo_routing full = EPO_ROUTING_INIT;
-    NEED(buffer);
+    NEED_A(BUFFER, buffer);
     epo_status status =
         epo_versioned_read(&full, routing, EPO_LEAST(epo_routing, weights), "epo_routing");
-    return CALL(buffer, plan_create, buffer, status == EPO_OK ? &full : routing, stream, out);
+    status = CALL(buffer, plan_create, buffer, status == EPO_OK ? &full : routing, stream, out);
+    return made(EPO_KIND_PLAN, status, (void **)out);
 }
 
 void epo_plan_retain(epo_plan *plan) {
-    if (plan != NULL)
+    if (plan != NULL && epo_alive_retain(EPO_KIND_PLAN, plan))
         engine_of(plan)->plan_retain(plan);
 }
 
 void epo_plan_release(epo_plan *plan) {
-    if (plan != NULL)
+    if (plan != NULL && epo_alive_drop(EPO_KIND_PLAN, plan))
         engine_of(plan)->plan_release(plan);
 }
 
 epo_status epo_plan_rows(const epo_plan *plan, uint64_t *rows) {
-    NEED(plan);
+    NEED_A(PLAN, plan);
     NEED(rows);
     return CALL(plan, plan_rows, plan, rows);
 }
 
 epo_status epo_plan_experts(const epo_plan *plan, uint64_t *first, uint64_t *count) {
-    NEED(plan);
+    NEED_A(PLAN, plan);
     return CALL(plan, plan_experts, plan, first, count);
 }
 
 epo_status epo_plan_query(const epo_plan *plan, epo_plan_info *info) {
     epo_plan_info full = {.size = sizeof full};
-    NEED(plan);
+    NEED_A(PLAN, plan);
     epo_status status = epo_versioned_check(info, EPO_LEAST(epo_plan_info, rows), "epo_plan_info");
     if (status == EPO_OK)
         status = CALL(plan, plan_query, plan, &full);
@@ -272,13 +310,13 @@ epo_status epo_plan_query(const epo_plan *plan, epo_plan_info *info) {
 /* Row arrays may be NULL where there are no rows; the engine knows how many. */
 epo_status epo_dispatch(epo_plan *plan, const void *x, void *rows, float *row_weights,
                         epo_stream stream) {
-    NEED(plan);
+    NEED_A(PLAN, plan);
     return CALL(plan, dispatch, plan, x, rows, row_weights, stream);
 }
 
 epo_status epo_combine(epo_plan *plan, const void *rows, void *y, const float *row_dweights,
                        float *dweights, epo_stream stream) {
-    NEED(plan);
+    NEED_A(PLAN, plan);
     return CALL(plan, combine, plan, rows, y, row_dweights, dweights, stream);
 }
 
@@ -286,24 +324,21 @@ epo_status epo_combine(epo_plan *plan, const void *rows, void *y, const float *r
 
 epo_status epo_layer_create(epo_group *group, const epo_layer_config *config, epo_layer **out) {
     epo_layer_config full = EPO_LAYER_CONFIG_INIT;
-    NEED(group);
+    NEED_A(GROUP, group);
     NEED(out);
     epo_status status =
         epo_versioned_read(&full, config, EPO_LEAST(epo_layer_config, dw2), "epo_layer_config");
-    return status != EPO_OK ? status : CALL(group, layer_create, group, &full, out);
+    if (status == EPO_OK)
+        status = CALL(group, layer_create, group, &full, out);
+    return made(EPO_KIND_LAYER, status, (void **)out);
 }
 
-epo_status epo_layer_destroy(epo_layer *layer) {
-    if (layer == NULL)
-        return EPO_OK;
-    const epo_engine *engine = engine_of(layer);
-    return done(engine, engine->layer_destroy(layer));
-}
+epo_status epo_layer_destroy(epo_layer *layer) { DESTROY(LAYER, layer, layer_destroy); }
 
 epo_status epo_layer_bytes(const epo_layer *layer, const epo_plan *plan, epo_layer_memory *out) {
     epo_layer_memory full = {.size = sizeof full};
-    NEED(layer);
-    NEED(plan);
+    NEED_A(LAYER, layer);
+    NEED_A(PLAN, plan);
     epo_status status =
         epo_versioned_check(out, EPO_LEAST(epo_layer_memory, backward), "epo_layer_memory");
     if (status == EPO_OK)
@@ -313,22 +348,44 @@ epo_status epo_layer_bytes(const epo_layer *layer, const epo_plan *plan, epo_lay
     return status;
 }
 
+/* A dead object is as none to the engine, which tells the peers; this rank is told which. */
+static epo_status refused(epo_status alive, epo_status engine, const char *text) {
+    return alive == EPO_OK ? engine : epo_fail(alive, "%s", text);
+}
+
 epo_status epo_forward(epo_layer *layer, epo_plan *plan, const void *x, void *y, epo_saved **saved,
                        epo_stream stream) {
+    epo_status alive = EPO_OK;
+    char text[EPO_ERROR_MAX] = "";
+    if (layer != NULL && epo_alive_check(EPO_KIND_LAYER, layer, __func__) != EPO_OK) {
+        alive = EPO_E_ARG;
+        layer = NULL;
+    }
+    if (plan != NULL && epo_alive_check(EPO_KIND_PLAN, plan, __func__) != EPO_OK) {
+        alive = EPO_E_ARG;
+        plan = NULL;
+    }
+    if (alive != EPO_OK)
+        snprintf(text, sizeof text, "%s", epo_fail_text());
     const void *known = layer != NULL ? (const void *)layer : (const void *)plan;
     if (known == NULL)
-        return null_arg(__func__, "layer");
+        return alive != EPO_OK ? alive : null_arg(__func__, "layer");
     if (layer != NULL && plan != NULL && engine_of(layer) != engine_of(plan))
         return epo_fail(EPO_E_ARG, "epo_forward: layer and plan belong to different engines");
-    return CALL(known, forward, layer, plan, x, y, saved, stream);
+    return refused(alive, CALL(known, forward, layer, plan, x, y, saved, stream), text);
 }
 
 epo_status epo_backward(epo_layer *layer, epo_saved *saved, const void *dy, void *dx,
                         float *dweights, epo_stream stream) {
+    epo_status alive = layer != NULL ? epo_alive_check(EPO_KIND_LAYER, layer, __func__) : EPO_OK;
+    char text[EPO_ERROR_MAX];
+    snprintf(text, sizeof text, "%s", epo_fail_text());
+    if (alive != EPO_OK)
+        layer = NULL;
     const void *known = layer != NULL ? (const void *)layer : (const void *)saved;
     if (known == NULL)
-        return null_arg(__func__, "saved");
-    return CALL(known, backward, layer, saved, dy, dx, dweights, stream);
+        return alive != EPO_OK ? alive : null_arg(__func__, "saved");
+    return refused(alive, CALL(known, backward, layer, saved, dy, dx, dweights, stream), text);
 }
 
 void epo_saved_release(epo_saved *saved) {
@@ -337,13 +394,13 @@ void epo_saved_release(epo_saved *saved) {
 }
 
 epo_status epo_layer_wgrad_flush(epo_layer *layer, epo_stream stream) {
-    NEED(layer);
+    NEED_A(LAYER, layer);
     return CALL(layer, layer_wgrad_flush, layer, stream);
 }
 
 epo_status epo_schedule_run(epo_group *group, const epo_schedule *schedule, epo_stream stream) {
     epo_schedule full = EPO_SCHEDULE_INIT;
-    NEED(group);
+    NEED_A(GROUP, group);
     epo_status status =
         epo_versioned_read(&full, schedule, EPO_LEAST(epo_schedule, ctx), "epo_schedule");
     return CALL(group, schedule_run, group, status == EPO_OK ? &full : schedule, stream);
@@ -353,7 +410,7 @@ epo_status epo_schedule_run(epo_group *group, const epo_schedule *schedule, epo_
 
 epo_status epo_group_stats(epo_group *group, epo_stats *stats, int reset) {
     epo_stats full = {.size = sizeof full};
-    NEED(group);
+    NEED_A(GROUP, group);
     epo_status status =
         epo_versioned_check(stats, EPO_LEAST(epo_stats, backward_calls), "epo_stats");
     if (status == EPO_OK)
@@ -364,13 +421,13 @@ epo_status epo_group_stats(epo_group *group, epo_stats *stats, int reset) {
 }
 
 epo_status epo_record_start(epo_group *group, uint64_t capacity) {
-    NEED(group);
+    NEED_A(GROUP, group);
     return CALL(group, record_start, group, capacity);
 }
 
 epo_status epo_record_stop(epo_group *group, const epo_interval **intervals, uint64_t *count,
                            uint64_t *dropped) {
-    NEED(group);
+    NEED_A(GROUP, group);
     NEED(intervals);
     NEED(count);
     return CALL(group, record_stop, group, intervals, count, dropped);

@@ -242,6 +242,62 @@ static void wrong_order_is_told_and_harmless(void) {
     drop_objects(o);
 }
 
+static void twice_is_told_and_harmless(void) {
+    objects *o = make_objects();
+    epo_saved *saved = NULL;
+    uint64_t rows;
+    CU_ASSERT_EQUAL(epo_forward(o->layer, o->plan, o->x, o->y, &saved, NULL), EPO_OK);
+    epo_plan_release(o->plan);
+    epo_plan_release(o->plan); /* of the saved pass's reference nothing is taken */
+    epo_plan_retain(o->plan);
+    REFUSED(epo_plan_rows(o->plan, &rows), EPO_E_ARG, "this plan does not exist");
+    REFUSED(epo_forward(o->layer, o->plan, o->x, o->y, NULL, NULL), EPO_E_ARG,
+            "this plan does not exist");
+    CU_ASSERT_EQUAL(epo_group_async_error(o->group), EPO_OK);
+    CU_ASSERT_EQUAL(epo_backward(o->layer, saved, o->x, o->y, NULL, NULL), EPO_OK);
+    CU_ASSERT_EQUAL(epo_layer_destroy(o->layer), EPO_OK);
+    REFUSED(epo_layer_destroy(o->layer), EPO_E_ARG, "this layer does not exist");
+    REFUSED(epo_layer_wgrad_flush(o->layer, NULL), EPO_E_ARG, "destroyed before");
+    REFUSED(epo_backward(o->layer, NULL, o->x, o->y, NULL, NULL), EPO_E_ARG, "this layer");
+    CU_ASSERT_EQUAL(epo_buffer_destroy(o->buffer), EPO_OK);
+    REFUSED(epo_buffer_destroy(o->buffer), EPO_E_ARG, "this buffer does not exist");
+    REFUSED(epo_buffer_destroy((epo_buffer *)o->group), EPO_E_ARG,
+            "a group was given for a buffer");
+    CU_ASSERT_EQUAL(epo_group_destroy(o->group), EPO_OK);
+    REFUSED(epo_group_destroy(o->group), EPO_E_ARG, "this group does not exist");
+    REFUSED(epo_group_barrier(o->group), EPO_E_ARG, "this group does not exist");
+    epo_world_destroy(o->world);
+    epo_world_destroy(o->world);
+    epo_group_config config = group_config(o->world, 0, 1);
+    epo_group *group = NULL;
+    REFUSED(epo_group_create(&config, &group), EPO_E_ARG, "this world does not exist");
+    free(o);
+}
+
+/* Two threads end the same group: one does, the other is told. */
+static void *end_group(void *group) {
+    epo_status status = epo_group_destroy(group);
+    return status == EPO_OK ? (void *)1 : status == EPO_E_ARG ? NULL : (void *)7;
+}
+
+static void twice_at_once(void) {
+    for (int i = 0; i < 50; i++) {
+        epo_world *world = NULL;
+        epo_group *group = NULL;
+        pthread_t thread[2];
+        void *ended[2];
+        CU_ASSERT_EQUAL_FATAL(epo_world_create_on(EPO_ENGINE_HOST, 1, &world), EPO_OK);
+        epo_group_config config = group_config(world, 0, 1);
+        CU_ASSERT_EQUAL_FATAL(epo_group_create(&config, &group), EPO_OK);
+        for (int t = 0; t < 2; t++)
+            CU_ASSERT_EQUAL_FATAL(pthread_create(&thread[t], NULL, end_group, group), 0);
+        for (int t = 0; t < 2; t++)
+            pthread_join(thread[t], &ended[t]);
+        CU_ASSERT_EQUAL((intptr_t)ended[0] + (intptr_t)ended[1], 1);
+        epo_world_destroy(world);
+    }
+}
+
 /* ---- threads -------------------------------------------------------------------- */
 
 static void *whole_life(void *failed) {
@@ -329,6 +385,8 @@ int main(void) {
         {"structs of no size", structs_of_no_size},
         {"structs of tomorrow", structs_of_tomorrow},
         {"wrong order is told and harmless", wrong_order_is_told_and_harmless},
+        {"twice is told and harmless", twice_is_told_and_harmless},
+        {"twice at once", twice_at_once},
         {"groups of several threads", groups_of_several_threads},
         {"two ranks of one process", two_ranks_of_one_process},
         {"an error belongs to its thread", an_error_belongs_to_its_thread},
