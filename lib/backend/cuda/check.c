@@ -5,6 +5,7 @@
 #include "backend/cuda/gpu.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -55,7 +56,24 @@ epo_status gpu_late(epo_backend *be) {
     return status;
 }
 
+/* With one hardware queue the copy that sets the word would stand behind the very wait that
+ * it is to come before: then the word is the CPU's, and kernels read it there. */
+static bool late_on_host(void) {
+    const char *queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    return queues != NULL && strcmp(queues, "1") == 0;
+}
+
 epo_status gpu_late_open(epo_backend *be) {
+    be->late_host = late_on_host();
+    if (be->late_host) {
+        void *device = NULL;
+        GPU_TRY(be, "device",
+                cudaHostAlloc((void **)&be->late_one, sizeof *be->late_one, cudaHostAllocMapped));
+        *be->late_one = 0;
+        GPU_TRY(be, "device", cudaHostGetDevicePointer(&device, be->late_one, 0));
+        be->late_word = device;
+        return EPO_OK;
+    }
     GPU_TRY(be, "device", cudaMalloc((void **)&be->late_word, sizeof *be->late_word));
     GPU_TRY(be, "device", cudaMemset(be->late_word, 0, sizeof *be->late_word));
     GPU_TRY(be, "device", cudaHostAlloc((void **)&be->late_one, sizeof *be->late_one, 0));
@@ -68,13 +86,16 @@ epo_status gpu_late_open(epo_backend *be) {
 void gpu_late_close(epo_backend *be) {
     if (be->late_stream != NULL)
         (void)cudaStreamDestroy(be->late_stream);
+    if (!be->late_host)
+        (void)cudaFree(be->late_word);
     (void)cudaFreeHost(be->late_one);
-    (void)cudaFree(be->late_word);
 }
 
 /* Bounded: a device that hangs runs nothing that would read the word. */
 void gpu_late_mark(epo_backend *be) {
     const double until = gpu_now() + MARK_LIMIT_S;
+    if (be->late_host && be->late_one != NULL)
+        __atomic_store_n(be->late_one, 1, __ATOMIC_RELEASE);
     if (be->late_stream == NULL || atomic_exchange(&be->marked, true))
         return;
     (void)cudaSetDevice(be->device);

@@ -161,7 +161,8 @@ struct epo_backend {
     pthread_mutex_t lock;
     atomic_int late;
     atomic_bool marked;
-    uint32_t *late_word, *late_one; /* device; pinned */
+    uint32_t *late_word, *late_one; /* as kernels see it; pinned */
+    bool late_host;                 /* both are one word of the CPU's */
     cudaStream_t late_stream;
     char late_text[EPO_ERROR_MAX];
 };
