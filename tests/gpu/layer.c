@@ -3,9 +3,10 @@
  * layer.c - the whole layer on GPUs: against the fp64 reference, and bit for bit
  * between serial, overlapped and delayed runs.
  *
- *   layer threads|processes RANKS CASES [SEED [ARMS [e4m3]]]
+ *   layer threads|processes RANKS CASES [SEED [ARMS [e4m3] [nodes=N]]]
  *
- * Ranks share the GPUs there are (rank r on GPU r modulo their number).
+ * Ranks share the GPUs there are (rank r on GPU r modulo their number; with nodes, whose
+ * ranks lie one behind the other, node n on GPU n modulo their number).
  */
 #include "gpu_test.h"
 #include "reference.h"
@@ -50,7 +51,7 @@ typedef struct job {
     ref_case c;
     epo_dispatcher dispatcher;
     const arm *arm;
-    int arm_number, rank, devices;
+    int arm_number, rank, devices, nodes;
     epo_world *world;
     board *b;
     const ref_result *want; /* NULL: only the bits */
@@ -271,7 +272,8 @@ static void *rank_main(void *ctx) {
     job *j = ctx;
     state s;
     memset(&s, 0, sizeof s);
-    TEST_CUDA(cudaSetDevice(j->rank % j->devices));
+    TEST_CUDA(cudaSetDevice(j->nodes > 1 ? j->rank * j->nodes / j->c.ranks % j->devices
+                                         : j->rank % j->devices));
     TEST_CUDA(cudaStreamCreateWithFlags(&s.stream, cudaStreamNonBlocking));
     state_memory(j, &s);
     /* One pinned stage per micro-batch: copies are read when the GPU gets there. */
@@ -405,6 +407,8 @@ static void run_case(job *j, bool threads, int narms) {
         snprintf(limit, sizeof limit, ", capacity %d%s by %s", j->c.capacity,
                  j->c.pad ? " padded" : "",
                  j->c.overflow == EPO_OVERFLOW_DROP_WEIGHT ? "weight" : "position");
+    if (j->nodes > 1)
+        snprintf(limit, sizeof limit, ", %d nodes", j->nodes);
     snprintf(name, sizeof name, "layer %s%s %s x%d %s, %s, E%d H%d F%d K%d%s, %d arms",
              j->dispatcher == EPO_DISPATCH_FLEX ? "flex" : "alltoall",
              j->c.wire != EPO_WIRE_ROWS ? " e4m3" : "", threads ? "threads" : "processes",
@@ -455,9 +459,20 @@ static int devices_count(bool threads) {
     return n;
 }
 
+/* The engine is told that the ranks are on so many nodes. */
+static void play_nodes(int ranks, int nodes) {
+    char text[8 * REF_RANKS] = "";
+    for (int r = 0; nodes > 1 && r < ranks; r++)
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%d", r > 0 ? "," : "",
+                 r * nodes / ranks);
+    if (nodes > 1)
+        setenv("EP_OVERLAP_NODES", text, 1);
+}
+
 int main(int argc, char **argv) {
     if (argc < 4) {
-        fprintf(stderr, "usage: layer threads|processes RANKS CASES [SEED [ARMS [e4m3]]]\n");
+        fprintf(stderr,
+                "usage: layer threads|processes RANKS CASES [SEED [ARMS [e4m3] [nodes=N]]]\n");
         return 2;
     }
     const bool threads = strcmp(argv[1], "threads") == 0;
@@ -470,9 +485,18 @@ int main(int argc, char **argv) {
         fclose(random);
     int most = argc > 5 ? (int)strtol(argv[5], NULL, 10) : ARMS;
     most = most < 1 || most > ARMS ? ARMS : most;
-    const bool wire = argc > 6 && strcmp(argv[6], "e4m3") == 0;
+    bool wire = false;
+    int nodes = 1;
+    for (int i = 6; i < argc; i++) {
+        wire = wire || strcmp(argv[i], "e4m3") == 0;
+        if (strncmp(argv[i], "nodes=", 6) == 0)
+            nodes = (int)strtol(argv[i] + 6, NULL, 10);
+    }
+    play_nodes(ranks, nodes);
     printf("# seed 0x%llx\n", (unsigned long long)seed);
-    job j = {.engine = epo_engine_entry(EPO_ENGINE_ABI), .devices = devices_count(threads)};
+    job j = {.engine = epo_engine_entry(EPO_ENGINE_ABI),
+             .devices = devices_count(threads),
+             .nodes = nodes};
     if (j.devices == 0 || ranks < 1 || ranks > REF_RANKS) {
         fprintf(stderr, "layer: %d GPUs, %d ranks (1..%d)\n", j.devices, ranks, REF_RANKS);
         return 2;
@@ -486,7 +510,12 @@ int main(int argc, char **argv) {
             j.c.wire = EPO_WIRE_E4M3;
             j.c.hidden = EPO_WIRE_GROUP * (1 + i % 2);
         }
-        j.dispatcher = wire || i / 2 % 2 ? EPO_DISPATCH_FLEX : EPO_DISPATCH_ALLTOALL;
+        if (nodes > 1) { /* flex across nodes has none */
+            j.c.capacity = -1;
+            j.c.overflow = EPO_OVERFLOW_ERROR;
+            j.c.pad = false;
+        }
+        j.dispatcher = wire || nodes > 1 || i / 2 % 2 ? EPO_DISPATCH_FLEX : EPO_DISPATCH_ALLTOALL;
         /* Rows by stores as their size has it, or all by copy engines. */
         if (i % 2)
             setenv("EP_OVERLAP_CUDA_SMALL", "0", 1);
