@@ -301,6 +301,9 @@ typedef struct epo_plan_info {
                         * their dweights are 0 */
     uint64_t pad_rows; /* of this rank's expert-major rows, those that only fill up to the
                         * capacity */
+    int chunks;        /* groups of experts whose rows travel and are worked on in turns */
+    int engines;       /* 1: rows that travel beside GEMMs are packed by a few SMs and moved by
+                        * copy engines; 0: they are stored by SMs, or there is no choice */
 } epo_plan_info;
 EPO_API epo_status epo_plan_query(const epo_plan *plan, epo_plan_info *info);
 

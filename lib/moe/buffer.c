@@ -273,7 +273,7 @@ static epo_status disagree(const buffer_digest *a, const buffer_digest *b, int r
         {"align_rows", a->align, b->align},
         {"type", a->type, b->type},
         {"dispatcher", a->dispatcher, b->dispatcher},
-        {"what EP_OVERLAP_CHUNKS_FILE gives", a->tuned, b->tuned},
+        {"what EP_OVERLAP_CHUNKS_FILE and EP_OVERLAP_CUDA_WAY give", a->tuned, b->tuned},
         {"capacity", a->capacity, b->capacity},
         {"overflow", a->overflow, b->overflow},
         {"pad_to_capacity", a->pad, b->pad},

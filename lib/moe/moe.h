@@ -169,16 +169,21 @@ typedef struct moe_slot {
 /* ---- tune.c ----------------------------------------------------------- */
 
 enum { MOE_TUNE_CLASSES = 32, MOE_TUNE_CHOICES = 4 };
+typedef enum moe_tune_stage { MOE_TUNE_NUMBER, MOE_TUNE_WAY, MOE_TUNE_DONE } moe_tune_stage;
 typedef struct moe_tune_class {
-    int trials;                   /* plans made to measure */
+    moe_tune_stage stage;         /* what is being measured */
+    int trials;                   /* plans made to measure it */
     int chosen;                   /* chunks; 0: not yet */
+    epo_way way;                  /* when all is done */
     float best[MOE_TUNE_CHOICES]; /* seconds of this rank's fastest pass; 0: none */
 } moe_tune_class;
 typedef struct moe_tune {
-    bool on;
+    bool free;   /* the number of chunks is chosen */
+    bool ways;   /* the way of rows is */
     int due;     /* the class whose times the next plan tells; -1: none */
     int running; /* the class of the pass between the marks; -1: none */
     int choice;
+    moe_tune_stage stage; /* of the pass between the marks */
     bool stopped;
     epo_event *mark[2];
     moe_tune_class of[MOE_TUNE_CLASSES]; /* by log2 of tokens */
@@ -231,8 +236,9 @@ uint32_t moe_tune_digest(const epo_buffer *b);
 void moe_tune_report(epo_buffer *b, float seconds[MOE_TUNE_CHOICES]);
 /* After them: the slowest rank's, 0 where a rank has none. */
 void moe_tune_learn(epo_buffer *b, const float *slowest);
-/* Chunks of a plan with at most `tokens` on a rank; *choice < 0: not a measurement. */
-int moe_tune_chunks(epo_buffer *b, int tokens, int *class, int *choice);
+/* Chunks and way of a plan with at most `tokens` on a rank; tune_choice < 0: it is not a
+ * measurement. */
+void moe_tune_choose(epo_plan *p, int tokens);
 /* Around a forward pass. */
 void moe_tune_start(epo_plan *plan);
 void moe_tune_stop(epo_plan *plan);

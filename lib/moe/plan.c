@@ -427,9 +427,7 @@ static void choose_chunks(epo_plan *p, const making_arrays *a) {
         }
     }
     moe_tune_learn(b, slowest);
-    p->chunks = moe_tune_chunks(b, tokens, &p->tune_class, &p->tune_choice);
-    p->way = b->group->ops->info(b->group->be)->ways == 1U << EPO_WAY_ENGINES ? EPO_WAY_ENGINES
-                                                                              : EPO_WAY_STORES;
+    moe_tune_choose(p, tokens);
 }
 
 static epo_status alloc_plan(epo_buffer *b, const epo_routing *r, const making_arrays *a,
@@ -614,6 +612,8 @@ epo_status moe_plan_query(const epo_plan *plan, epo_plan_info *info) {
         .capacity = moe_capacity_of(plan->buffer, plan->tokens, plan->top_k),
         .dropped = plan->dropped,
         .pad_rows = plan->padding.rows,
+        .chunks = plan->chunks,
+        .engines = plan->way == EPO_WAY_ENGINES,
     };
     return moe_output(info, &all, sizeof all, "epo_plan_info");
 }

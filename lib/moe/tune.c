@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tune.c - how many chunks a plan has, by measuring.
+ * tune.c - how many chunks a plan has, and which way its rows take beside GEMMs, by
+ * measuring: first the number, then, where the backend has two ways, the way.
  *
- * Results do not depend on the number, so real passes are the measurement: the first
+ * Results do not depend on either, so real passes are the measurement: the first
  * plans of a size take the candidates in turns, and the forward passes over them are
  * timed on the device.  A size is the power of two below the largest rank's tokens.
  * Every step follows from what all ranks know (plans are collective, their records tell
  * tokens and times), so all ranks choose alike without a further exchange.
  *
- * EP_OVERLAP_CHUNKS_FILE names a file of lines "alltoall RANKS EXPERTS HIDDEN TOP_K
- * LOG2_TOKENS CHUNKS".  What it holds is not measured; what is measured, rank 0 adds.
+ * EP_OVERLAP_CHUNKS_FILE names a file of lines "DISPATCHER RANKS EXPERTS HIDDEN TOP_K
+ * LOG2_TOKENS CHUNKS [engines]".  What it holds is not measured; what is measured, rank 0
+ * adds.  flex takes the way alone from it.
  */
 #include "moe/moe.h"
 
@@ -21,7 +23,7 @@ static const int choices[MOE_TUNE_CHOICES] = {1, 2, 4, 8};
 enum { TRIALS = 3, FILE_CHUNKS_MAX = 1024 };
 /* Rows of a chunk below this never pay. */
 #define LEAST_BYTES (UINT64_C(4) << 20)
-/* More chunks than one must win by this. */
+/* More chunks than one, and copy engines, must win by this. */
 #define WORTH 0.98F
 
 static int class_of(int tokens) {
@@ -31,28 +33,54 @@ static int class_of(int tokens) {
     return found;
 }
 
-/* The choices that a plan of `tokens` may take: the first `n` of them. */
-static int candidates(const epo_buffer *b, int tokens) {
+/* Are a plan's chunks, if it has so many, worth a look? */
+static bool pays(const epo_buffer *b, int tokens, int chunks) {
     const uint64_t bytes = (uint64_t)tokens * (uint64_t)b->top_k * b->row_bytes;
+    return bytes / (uint64_t)chunks >= LEAST_BYTES;
+}
+
+/* The numbers that a plan of `tokens` may take: the first `n` of them. */
+static int candidates(const epo_buffer *b, int tokens) {
     int n = 1;
-    while (n < MOE_TUNE_CHOICES && choices[n] <= b->chunks &&
-           bytes / (uint64_t)choices[n] >= LEAST_BYTES)
+    while (n < MOE_TUNE_CHOICES && choices[n] <= b->chunks && pays(b, tokens, choices[n]))
         n++;
     return n;
+}
+
+static uint32_t ways_of(const epo_buffer *b) { return b->group->ops->info(b->group->be)->ways; }
+
+/* What is taken without measuring. */
+static epo_way first_way(const epo_buffer *b) {
+    return ways_of(b) == 1U << EPO_WAY_ENGINES ? EPO_WAY_ENGINES : EPO_WAY_STORES;
+}
+
+static const char *dispatcher_of(const epo_buffer *b) {
+    return b->dispatcher == EPO_DISPATCH_FLEX ? "flex" : "alltoall";
+}
+
+/* A line's answer for the buffer. */
+static void take_line(epo_buffer *b, const char *line) {
+    char word[16], way[16] = "";
+    int v[6];
+    if (sscanf(line, "%15s %d %d %d %d %d %d %15s", word, &v[0], &v[1], &v[2], &v[3], &v[4], &v[5],
+               way) < 7 ||
+        strcmp(word, dispatcher_of(b)) != 0 || v[0] != b->group->ranks || v[1] != b->experts ||
+        v[2] != b->hidden || v[3] != b->top_k || v[4] < 0 || v[4] >= MOE_TUNE_CLASSES || v[5] < 1 ||
+        v[5] > FILE_CHUNKS_MAX)
+        return;
+    moe_tune_class *c = &b->tune.of[v[4]];
+    const bool engines = strcmp(way, "engines") == 0 && (ways_of(b) & 1U << EPO_WAY_ENGINES) != 0;
+    c->chosen = !b->tune.free || v[5] > b->chunks ? b->chunks : v[5];
+    c->way = engines ? EPO_WAY_ENGINES : first_way(b);
+    c->stage = MOE_TUNE_DONE;
 }
 
 static void read_file(epo_buffer *b) {
     const char *path = getenv("EP_OVERLAP_CHUNKS_FILE");
     FILE *f = path != NULL && path[0] != '\0' ? fopen(path, "re") : NULL;
-    char line[256], word[16];
-    int v[6];
+    char line[256];
     while (f != NULL && fgets(line, sizeof line, f) != NULL)
-        if (sscanf(line, "%15s %d %d %d %d %d %d", word, &v[0], &v[1], &v[2], &v[3], &v[4],
-                   &v[5]) == 7 &&
-            strcmp(word, "alltoall") == 0 && v[0] == b->group->ranks && v[1] == b->experts &&
-            v[2] == b->hidden && v[3] == b->top_k && v[4] >= 0 && v[4] < MOE_TUNE_CLASSES &&
-            v[5] >= 1 && v[5] <= FILE_CHUNKS_MAX)
-            b->tune.of[v[4]].chosen = v[5] < b->chunks ? v[5] : b->chunks;
+        take_line(b, line);
     if (f != NULL)
         (void)fclose(f);
 }
@@ -62,28 +90,31 @@ static void write_file(const epo_buffer *b, int class) {
     FILE *f = b->group->rank == 0 && path != NULL && path[0] != '\0' ? fopen(path, "ae") : NULL;
     if (f == NULL)
         return;
-    (void)fprintf(f, "alltoall %d %d %d %d %d %d\n", b->group->ranks, b->experts, b->hidden,
-                  b->top_k, class, b->tune.of[class].chosen);
+    (void)fprintf(f, "%s %d %d %d %d %d %d%s\n", dispatcher_of(b), b->group->ranks, b->experts,
+                  b->hidden, b->top_k, class, b->tune.of[class].chosen,
+                  b->tune.of[class].way != first_way(b) ? " engines" : "");
     (void)fclose(f);
 }
 
 void moe_tune_open(epo_buffer *b, bool free_choice) {
     const epo_backend_ops *ops = b->group->ops;
+    const bool able = b->group->overlap && ops->mark != NULL;
     memset(&b->tune, 0, sizeof b->tune);
     b->tune.due = b->tune.running = -1;
     /* flex counts its rows by chunk before the plan's number is known. */
-    b->tune.on = free_choice && b->group->overlap && ops->mark != NULL &&
-                 b->dispatcher == EPO_DISPATCH_ALLTOALL;
-    if (!b->tune.on)
-        return;
-    b->chunks = choices[MOE_TUNE_CHOICES - 1] < b->local ? choices[MOE_TUNE_CHOICES - 1] : b->local;
-    read_file(b);
+    b->tune.free = able && free_choice && b->dispatcher == EPO_DISPATCH_ALLTOALL;
+    b->tune.ways = able && (ways_of(b) & (ways_of(b) - 1)) != 0;
+    if (b->tune.free)
+        b->chunks =
+            choices[MOE_TUNE_CHOICES - 1] < b->local ? choices[MOE_TUNE_CHOICES - 1] : b->local;
+    if (b->tune.free || b->tune.ways)
+        read_file(b);
 }
 
 uint32_t moe_tune_digest(const epo_buffer *b) {
-    uint32_t hash = b->tune.on;
+    uint32_t hash = b->tune.free + 2U * b->tune.ways;
     for (int i = 0; i < MOE_TUNE_CLASSES; i++)
-        hash = hash * 31 + (uint32_t)b->tune.of[i].chosen;
+        hash = hash * 31 + (uint32_t)b->tune.of[i].chosen * 2 + (uint32_t)b->tune.of[i].way;
     return hash & INT32_MAX;
 }
 
@@ -101,7 +132,8 @@ static void take_time(epo_buffer *b) {
         !b->group->ops->between(b->group->be, t->mark[0], t->mark[1], &s))
         return;
     float *best = &t->of[t->running].best[t->choice];
-    *best = *best == 0 || (float)s < *best ? (float)s : *best;
+    if (t->of[t->running].stage == t->stage) /* else it was decided without */
+        *best = *best == 0 || (float)s < *best ? (float)s : *best;
     t->running = -1;
 }
 
@@ -118,37 +150,67 @@ static int decide(const float *slowest) {
         if (slowest[i] > 0 && slowest[0] > 0 && slowest[i] < WORTH * slowest[0] &&
             (best == 0 || slowest[i] < slowest[best]))
             best = i;
-    return choices[best];
+    return best;
+}
+
+/* The class's next question, or none. */
+static void go_on(epo_buffer *b, moe_tune_class *c) {
+    const bool more = c->stage == MOE_TUNE_NUMBER && b->tune.ways && c->chosen > 1;
+    c->stage = more ? MOE_TUNE_WAY : MOE_TUNE_DONE;
+    c->trials = 0;
+    memset(c->best, 0, sizeof c->best);
 }
 
 void moe_tune_learn(epo_buffer *b, const float *slowest) {
     moe_tune *t = &b->tune;
     if (t->due < 0)
         return;
-    t->of[t->due].chosen = decide(slowest);
-    write_file(b, t->due);
+    moe_tune_class *c = &t->of[t->due];
+    const int best = decide(slowest);
+    if (c->stage == MOE_TUNE_NUMBER)
+        c->chosen = choices[best];
+    else
+        c->way = best == 1 ? EPO_WAY_ENGINES : EPO_WAY_STORES;
+    go_on(b, c);
+    if (c->stage == MOE_TUNE_DONE)
+        write_file(b, t->due);
     t->due = -1;
 }
 
-int moe_tune_chunks(epo_buffer *b, int tokens, int *class, int *choice) {
-    moe_tune *t = &b->tune;
-    const int n = t->on ? candidates(b, tokens) : 1;
-    *class = class_of(tokens);
-    *choice = -1;
-    if (!t->on)
-        return b->chunks;
-    moe_tune_class *c = &t->of[*class];
-    if (c->chosen > 0)
-        return c->chosen;
-    if (n == 1)
-        return 1;
-    *choice = c->trials % n;
+/* The next of `n` answers to the class's question. */
+static int try_next(moe_tune *t, moe_tune_class *c, int class, int n) {
+    const int choice = c->trials % n;
     if (c->trials < TRIALS * n)
         c->trials++;
     /* One size at a time is told to the others; the next waits, and measures on. */
     if (c->trials == TRIALS * n && t->due < 0)
-        t->due = *class;
-    return choices[*choice];
+        t->due = class;
+    return choice;
+}
+
+void moe_tune_choose(epo_plan *p, int tokens) {
+    epo_buffer *b = p->buffer;
+    moe_tune *t = &b->tune;
+    const int class = p->tune_class = class_of(tokens);
+    moe_tune_class *c = &t->of[class];
+    p->tune_choice = -1;
+    p->way = first_way(b);
+    p->chunks = t->free ? 1 : b->chunks;
+    if (c->stage == MOE_TUNE_NUMBER && !t->free && t->ways && b->chunks > 1) {
+        c->chosen = b->chunks;
+        go_on(b, c);
+    }
+    if (c->chosen > 0)
+        p->chunks = c->chosen;
+    if (c->stage == MOE_TUNE_DONE) {
+        p->way = c->way;
+    } else if (c->stage == MOE_TUNE_NUMBER && t->free && candidates(b, tokens) > 1) {
+        p->tune_choice = try_next(t, c, class, candidates(b, tokens));
+        p->chunks = choices[p->tune_choice];
+    } else if (c->stage == MOE_TUNE_WAY && pays(b, tokens, p->chunks)) {
+        p->tune_choice = try_next(t, c, class, 2);
+        p->way = p->tune_choice == 1 ? EPO_WAY_ENGINES : EPO_WAY_STORES;
+    }
 }
 
 void moe_tune_start(epo_plan *plan) {
@@ -161,6 +223,7 @@ void moe_tune_start(epo_plan *plan) {
         return;
     t->running = plan->tune_class;
     t->choice = plan->tune_choice;
+    t->stage = t->of[t->running].stage;
     t->stopped = false;
 }
 

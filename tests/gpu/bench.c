@@ -291,7 +291,7 @@ static void arm_close(bench_rank *b, int a) {
 static bool arm_settle(bench_rank *b, int a) {
     bench_one *o = &b->arm[a];
     bool ok = arm_plan(b, a, -1);
-    for (int i = 0; ok && bench.arm[a].chunks == 0 && i < 16; i++) {
+    for (int i = 0; ok && bench.arm[a].overlap == EPO_ON && i < 20; i++) {
         epo_saved *saved = NULL;
         ok = bench_must(bench.engine->forward(o->layer, o->plan, b->x, b->y, &saved, b->stream),
                         "forward");

@@ -38,16 +38,27 @@ static bool fake_between(epo_backend *be, epo_event *from, epo_event *to, double
     return true;
 }
 
+static epo_backend_info info;
+static double engines_take = 1; /* of the time by stores */
+static const epo_backend_info *fake_info(const epo_backend *be) {
+    (void)be;
+    return &info;
+}
+
 typedef struct world {
     epo_backend_ops ops;
     epo_group group[RANKS];
     epo_buffer buffer[RANKS];
 } world;
 
+static epo_dispatcher dispatcher;
+static epo_way way; /* of the last plan */
+
 static void world_open(world *w, int local, bool free_choice) {
     memset(w, 0, sizeof *w);
     marks_used = 0;
     blind = false;
+    w->ops.info = fake_info;
     w->ops.mark = fake_mark;
     w->ops.between = fake_between;
     for (int r = 0; r < RANKS; r++) {
@@ -60,6 +71,7 @@ static void world_open(world *w, int local, bool free_choice) {
         b->top_k = 8;
         b->row_bytes = 4096;
         b->chunks = 4;
+        b->dispatcher = dispatcher;
         moe_tune_open(b, free_choice);
     }
 }
@@ -80,12 +92,14 @@ static int plan_and_pass(world *w, int tokens, double (*seconds)(int rank, int c
     for (int r = 0; r < RANKS; r++) {
         epo_plan plan = {.buffer = &w->buffer[r]};
         moe_tune_learn(&w->buffer[r], slowest);
-        plan.chunks = moe_tune_chunks(&w->buffer[r], tokens, &plan.tune_class, &plan.tune_choice);
+        moe_tune_choose(&plan, tokens);
         moe_tune_start(&plan);
-        clock_s += seconds(r, plan.chunks);
+        clock_s += seconds(r, plan.chunks) * (plan.way == EPO_WAY_ENGINES ? engines_take : 1);
         moe_tune_stop(&plan);
         chunks[r] = plan.chunks;
         CU_ASSERT_EQUAL(chunks[r], chunks[0]);
+        CU_ASSERT(r == 0 || plan.way == way);
+        way = plan.way;
     }
     return chunks[0];
 }
@@ -126,6 +140,85 @@ static void test_worth(void) {
     world w;
     world_open(&w, 64, true);
     CU_ASSERT_EQUAL(settle(&w, 4096, one_percent), 1);
+}
+
+/* The number first, then the way at that number. */
+static void test_ways(void) {
+    world w;
+    info.ways = 1U << EPO_WAY_STORES | 1U << EPO_WAY_ENGINES;
+    engines_take = 0.9;
+    world_open(&w, 64, true);
+    CU_ASSERT_EQUAL(settle(&w, 4096, four_wins), 4);
+    CU_ASSERT_EQUAL(way, EPO_WAY_ENGINES);
+    CU_ASSERT_EQUAL(settle(&w, 16384, slower), 1); /* one piece has the device to itself */
+    CU_ASSERT_EQUAL(way, EPO_WAY_STORES);
+    engines_take = 0.99;
+    world_open(&w, 64, true);
+    CU_ASSERT_EQUAL(settle(&w, 4096, four_wins), 4);
+    CU_ASSERT_EQUAL(way, EPO_WAY_STORES);
+    engines_take = 0.5; /* given: not measured */
+    info.ways = 1U << EPO_WAY_STORES;
+    world_open(&w, 64, true);
+    CU_ASSERT_EQUAL(settle(&w, 4096, four_wins), 4);
+    CU_ASSERT_EQUAL(way, EPO_WAY_STORES);
+    info.ways = 1U << EPO_WAY_ENGINES;
+    world_open(&w, 64, false);
+    CU_ASSERT_EQUAL(plan_and_pass(&w, 4096, four_wins), 4);
+    CU_ASSERT_EQUAL(way, EPO_WAY_ENGINES);
+    CU_ASSERT_EQUAL(marks_used, 0);
+    info.ways = 0;
+    engines_take = 1;
+}
+
+/* flex's number, or one that was given, stays: the way alone is measured. */
+static void test_ways_alone(void) {
+    world w;
+    info.ways = 1U << EPO_WAY_STORES | 1U << EPO_WAY_ENGINES;
+    engines_take = 0.9;
+    world_open(&w, 64, false);
+    CU_ASSERT_EQUAL(settle(&w, 4096, four_wins), 4);
+    CU_ASSERT_EQUAL(way, EPO_WAY_ENGINES);
+    CU_ASSERT_EQUAL(plan_and_pass(&w, 64, four_wins), 4); /* too small to ask */
+    CU_ASSERT_EQUAL(way, EPO_WAY_STORES);
+    dispatcher = EPO_DISPATCH_FLEX;
+    engines_take = 1.1;
+    world_open(&w, 64, true);
+    CU_ASSERT_EQUAL(settle(&w, 4096, four_wins), 4);
+    CU_ASSERT_EQUAL(way, EPO_WAY_STORES);
+    dispatcher = EPO_DISPATCH_ALLTOALL;
+    info.ways = 0;
+    engines_take = 1;
+}
+
+static void test_ways_file(void) {
+    char path[] = "/tmp/epo_chunks_XXXXXX", line[128] = "";
+    world w;
+    int fd = mkstemp(path);
+    CU_ASSERT_FATAL(fd >= 0);
+    close(fd);
+    setenv("EP_OVERLAP_CHUNKS_FILE", path, 1);
+    info.ways = 1U << EPO_WAY_STORES | 1U << EPO_WAY_ENGINES;
+    engines_take = 0.9;
+    world_open(&w, 64, true);
+    CU_ASSERT_EQUAL(settle(&w, 8192, four_wins), 4);
+    FILE *f = fopen(path, "r");
+    CU_ASSERT_PTR_NOT_NULL_FATAL(f);
+    CU_ASSERT_PTR_NOT_NULL(fgets(line, sizeof line, f));
+    CU_ASSERT_STRING_EQUAL(line, "alltoall 3 192 2048 8 13 4 engines\n");
+    CU_ASSERT_PTR_NULL(fgets(line, sizeof line, f)); /* once */
+    fclose(f);
+    world_open(&w, 64, true);
+    CU_ASSERT_EQUAL(plan_and_pass(&w, 8192, four_wins), 4);
+    CU_ASSERT_EQUAL(way, EPO_WAY_ENGINES);
+    CU_ASSERT_EQUAL(marks_used, 0);
+    info.ways = 1U << EPO_WAY_STORES; /* what the file says is not allowed here */
+    world_open(&w, 64, true);
+    CU_ASSERT_EQUAL(plan_and_pass(&w, 8192, four_wins), 4);
+    CU_ASSERT_EQUAL(way, EPO_WAY_STORES);
+    info.ways = 0;
+    engines_take = 1;
+    unsetenv("EP_OVERLAP_CHUNKS_FILE");
+    unlink(path);
 }
 
 /* Small sizes go in one piece at once, and nothing is timed. */
@@ -201,6 +294,9 @@ int main(void) {
         {"a number that was given", test_pinned},
         {"no times to be had", test_blind},
         {"a file's answers", test_file},
+        {"the way behind the number", test_ways},
+        {"the way alone", test_ways_alone},
+        {"a file's way", test_ways_file},
         CU_TEST_INFO_NULL,
     };
     return unit_run("tune", tests);
