@@ -162,10 +162,10 @@ static epo_status links_set(epo_buffer *b, const epo_buffer_config *c) {
     b->most_tokens = c->max_tokens;
     if (!b->links)
         return EPO_OK;
-    if (c->capacity >= 0 || c->capacity_factor > 0)
+    if (c->pad_to_capacity != 0)
         return epo_fail(EPO_E_UNSUPPORTED,
-                        "buffer: flex across %d nodes has no capacity; use "
-                        "alltoall, or give none",
+                        "buffer: flex across %d nodes does not pad to the capacity; use alltoall, "
+                        "or leave padding out",
                         nodes);
     if (c->max_tokens > INT32_MAX / nodes)
         return epo_fail(EPO_E_ARG, "buffer: max_tokens: found %d, allowed with %d nodes 1..%d",

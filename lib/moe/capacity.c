@@ -38,7 +38,7 @@ uint64_t moe_capacity_of(const epo_buffer *b, int tokens, int top_k) {
     if (!(b->capacity_factor > 0))
         return EPO_ROUTE_UNLIMITED;
     int tp = b->group->tp, carried = tokens / tp + (tokens % tp != 0);
-    double rows = (double)carried * (double)top_k / (double)b->experts * b->capacity_factor;
+    double rows = (double)carried * (double)top_k / (double)b->all_experts * b->capacity_factor;
     if (rows >= (double)INT32_MAX)
         return INT32_MAX;
     return (uint64_t)rows + ((double)(uint64_t)rows < rows); /* rounded up */
@@ -59,10 +59,11 @@ static epo_status fetch_weights(const epo_buffer *b, const epo_routing *r, float
 
 epo_status moe_capacity_drop(const epo_buffer *b, const epo_routing *r, int32_t *experts,
                              uint64_t *dropped) {
-    epo_route_shape s = moe_buffer_shape(b, r->top_k);
+    const epo_route_shape s = {
+        .ranks = b->group->ranks, .experts = b->all_experts, .top_k = r->top_k};
     bool by_weight = b->overflow == EPO_OVERFLOW_DROP_WEIGHT;
     size_t slots = (size_t)r->tokens * (size_t)r->top_k;
-    uint32_t *rows = calloc((size_t)b->experts, sizeof *rows);
+    uint32_t *rows = calloc((size_t)b->all_experts, sizeof *rows);
     epo_route_rival *rivals = calloc(by_weight ? slots + 1 : 1, sizeof *rivals);
     float *fetched = NULL;
     epo_status status =
@@ -82,7 +83,7 @@ epo_status moe_capacity_drop(const epo_buffer *b, const epo_routing *r, int32_t 
 
 epo_status moe_capacity_check(const epo_buffer *b, const epo_routing *r, const uint32_t *rows) {
     uint64_t capacity = moe_capacity_of(b, r->tokens, r->top_k);
-    for (int e = 0; e < b->experts; e++)
+    for (int e = 0; e < b->all_experts; e++)
         if (rows[e] > capacity)
             return epo_fail(EPO_E_OVERFLOW,
                             "expert %d needs %u rows, its capacity is %" PRIu64

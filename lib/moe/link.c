@@ -26,7 +26,7 @@ typedef struct opening {
     epo_routing *r;
     int32_t *experts; /* [T][K], of all nodes; -1: dropped, carried by others, unused */
     char *records;    /* [R] */
-    uint64_t record_bytes;
+    uint64_t record_bytes, dropped;
     float *out_weight, *in_weight;
 } opening;
 
@@ -50,6 +50,24 @@ static uint32_t rows_to(const opening *o, int rank, int node) {
 
 /* ---- who sends how much --------------------------------------------------- */
 
+/* What the capacity leaves of this rank's slots. */
+static epo_status limit_slots(opening *o, const epo_route_shape *all) {
+    const epo_buffer *b = o->b;
+    uint32_t *rows = calloc((size_t)all->experts + (size_t)all->ranks, sizeof *rows);
+    epo_status status =
+        rows == NULL
+            ? moe_plan_say(b, EPO_E_NOMEM, "memory: need room to count %d experts", all->experts)
+            : EPO_OK;
+    if (status == EPO_OK && moe_capacity_drops(b))
+        status = moe_capacity_drop(b, o->r, o->experts, &o->dropped);
+    if (status == EPO_OK) {
+        epo_route_count(all, o->experts, o->r->tokens, rows, rows + all->experts);
+        status = moe_capacity_check(b, o->r, rows);
+    }
+    free(rows);
+    return status == EPO_OK ? EPO_OK : moe_plan_say_again(b, status);
+}
+
 /* This rank's routing on the CPU, and its record, complete whatever is wrong. */
 static void write_record(opening *o, epo_status status, int nodes, char *record) {
     const epo_buffer *b = o->b;
@@ -64,8 +82,10 @@ static void write_record(opening *o, epo_status status, int nodes, char *record)
     }
     if (status == EPO_OK) {
         moe_plan_drop_others(b->group, o->r, o->experts);
-        epo_route_node_count(o->experts, o->r->tokens, o->r->top_k, b->experts, nodes, rows);
+        status = limit_slots(o, &all);
     }
+    if (status == EPO_OK)
+        epo_route_node_count(o->experts, o->r->tokens, o->r->top_k, b->experts, nodes, rows);
     link_head head = {.status = (int32_t)status, .tokens = o->r->tokens, .top_k = o->r->top_k};
     if (status != EPO_OK)
         snprintf(head.text, sizeof head.text, "%s", epo_fail_text());
@@ -127,6 +147,7 @@ static epo_status count_links(opening *o, moe_link *l) {
     l->out = rows_before(o, me, l->nodes);
     l->in = rows_from(o, place, l->node, l->nodes);
     l->tokens = o->r->tokens;
+    l->dropped = o->dropped;
     l->all = l->tokens + (int)l->in;
     moe_carver count = {NULL, 0, false};
     carve(&count, l, o);

@@ -354,6 +354,7 @@ struct epo_plan {
  * (node, token), whatever the chunks. */
 struct moe_link {
     int tokens, all; /* of this rank; with those that it relays */
+    uint64_t dropped;
     int nodes, node;
     uint64_t out, in;               /* rows to and from other nodes */
     uint64_t *out_block, *in_block; /* [N]: first of each node's */
@@ -416,6 +417,8 @@ epo_routes moe_plan_routes(const epo_buffer *b, const epo_routing *r);
 /* EPO_E_* of this rank, its number in front. */
 epo_status moe_plan_say(const epo_buffer *b, epo_status status, const char *format, ...)
     EPO_PRINTF(3, 4);
+/* The line that is there, with the rank's number in front. */
+epo_status moe_plan_say_again(const epo_buffer *b, epo_status status);
 /* Copies the caller's indices, checked against s->experts. */
 epo_status moe_plan_copy_experts(const epo_buffer *b, const epo_route_shape *s,
                                  const epo_routing *r, int32_t *copy);

@@ -101,8 +101,7 @@ epo_status moe_plan_say(const epo_buffer *b, epo_status status, const char *form
     return epo_fail(status, "rank %d: %s", b->group->rank, text);
 }
 
-/* The line that is there, with the rank's number in front. */
-static epo_status say_again(const epo_buffer *b, epo_status status) {
+epo_status moe_plan_say_again(const epo_buffer *b, epo_status status) {
     char text[EPO_ERROR_MAX];
     snprintf(text, sizeof text, "%s", epo_fail_text());
     return moe_plan_say(b, status, "%s", text);
@@ -160,7 +159,7 @@ epo_routes moe_plan_routes(const epo_buffer *b, const epo_routing *r) {
         .ranks = b->peers.count,
         .shares = b->links ? 1 : b->group->tp, /* links: judged before */
         .share = b->group->rank % b->group->tp,
-        .capacity = moe_capacity_drops(b) ? capacity : EPO_ROUTE_UNLIMITED,
+        .capacity = moe_capacity_drops(b) && !b->links ? capacity : EPO_ROUTE_UNLIMITED,
         .by_weight = b->overflow == EPO_OVERFLOW_DROP_WEIGHT,
         .weights = r->weights,
         .fill = b->pad ? (uint64_t)b->experts * capacity : 0,
@@ -177,7 +176,7 @@ static epo_status count_on_device(const epo_buffer *b, const epo_routing *r, uin
                             .chunk_rows = rows + b->experts + b->peers.count};
     epo_status status = g->ops->route_count(g->compute, &routes, &out);
     if (status != EPO_OK)
-        return say_again(b, status);
+        return moe_plan_say_again(b, status);
     *dropped = out.dropped;
     uint64_t k = (uint64_t)r->top_k;
     return out.bad == (uint64_t)r->tokens * k
@@ -205,15 +204,17 @@ static epo_status count_routing(const epo_buffer *b, const epo_route_shape *s, c
         status = moe_plan_copy_experts(b, s, r, a->experts);
         if (status == EPO_OK && !b->links)
             moe_plan_drop_others(b->group, r, a->experts);
-        if (status == EPO_OK && moe_capacity_drops(b))
+        if (status == EPO_OK && moe_capacity_drops(b) && !b->links)
             status = moe_capacity_drop(b, r, a->experts, &a->dropped);
         if (status == EPO_OK)
             epo_route_count(s, a->experts, r->tokens, rows, rows + b->experts);
     }
     if (status != EPO_OK)
         return status;
+    if (b->links) /* judged where the tokens are */
+        return EPO_OK;
     status = moe_capacity_check(b, r, rows);
-    return status == EPO_OK ? EPO_OK : say_again(b, status);
+    return status == EPO_OK ? EPO_OK : moe_plan_say_again(b, status);
 }
 
 /* This rank's record, complete whatever is wrong. */
@@ -474,9 +475,9 @@ static epo_status make_maps(epo_plan *p, const epo_routing *r, const epo_route_s
                         .capacity = p->buffer->pad ? a->capacity : NULL,
                         .weights = direct ? r->weights : weights.block.ptr,
                         .routing = r};
-        p->dropped = a->dropped;
+        p->dropped = p->link != NULL ? p->link->dropped : a->dropped;
         p->padding = a->padding;
-        p->buffer->group->stats.dropped_slots += a->dropped;
+        g->stats.dropped_slots += p->dropped;
         p->rows = epo_route_layout(s, a->counts, p->buffer->peers.me, p->first, p->count);
         status = flex ? moe_flex_make(&m) : moe_alltoall_make(&m);
     }
@@ -544,7 +545,7 @@ epo_status moe_plan_create(epo_buffer *buffer, const epo_routing *routing, epo_s
     epo_routing r = EPO_ROUTING_INIT;
     epo_status wrong = moe_input(&r, sizeof r, routing, sizeof r, "epo_routing");
     if (wrong != EPO_OK)
-        wrong = say_again(buffer, wrong);
+        wrong = moe_plan_say_again(buffer, wrong);
     else if (out == NULL)
         wrong = moe_plan_say(buffer, EPO_E_ARG, "plan_create: out is NULL");
     else

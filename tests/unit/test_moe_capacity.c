@@ -6,6 +6,7 @@
  *   EPO_SEED=N    repeat the property test from this seed
  *   EPO_ROUNDS=N  random layers to try (150)
  */
+#include "core/names.h"
 #include "moe_ranks.h"
 #include "unit.h"
 
@@ -104,6 +105,31 @@ static bool both_ways(const moe_case *c, const epo_buffer_config *limits, epo_di
     moe_answer_free(&answer);
     free_dropped(&kept);
     return good;
+}
+
+/* Four ranks on two nodes: what a rank drops is dropped before anything goes there. */
+static void across_nodes(void) {
+    setenv(EPO_ENV_NODES, "0,0,1,1", 1);
+    for (int i = 0; i < 2 * 3 * CASE_STYLES; i++) {
+        epo_buffer_config limits = EPO_BUFFER_CONFIG_INIT;
+        limits.overflow = i % 2 ? EPO_OVERFLOW_DROP_WEIGHT : EPO_OVERFLOW_DROP_POSITION;
+        limits.capacity = i / 2 % 3 < 2 ? i / 2 % 3 : -1;
+        limits.capacity_factor = 1.0;
+        moe_case c = {.seed = (uint64_t)(940 + i),
+                      .ranks = 4,
+                      .experts = 8,
+                      .hidden = 20,
+                      .ffn = 6,
+                      .top_k = 3,
+                      .batches = 2,
+                      .max_tokens = 12,
+                      .type = i % 4 < 2 ? EPO_F32 : EPO_BF16,
+                      .style = (case_style)(i / 6)};
+        moe_case_fill(&c);
+        CU_ASSERT(both_ways(&c, &limits, EPO_DISPATCH_FLEX, 2, 0));
+        moe_case_free(&c);
+    }
+    unsetenv(EPO_ENV_NODES);
 }
 
 static void every_policy_at_its_edges(void) {
@@ -323,6 +349,7 @@ static void capacity_saves_memory(void) {
 int main(void) {
     const CU_TestInfo tests[] = {
         {"every policy, capacity 0, 1 and by the factor", every_policy_at_its_edges},
+        {"across nodes", across_nodes},
         {"random layers drop what the reference drops",
          random_layers_drop_what_the_reference_drops},
         {"padding has its place", padding_has_its_place},

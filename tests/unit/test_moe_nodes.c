@@ -304,8 +304,21 @@ static void wrong_rank(moe_rank *c) {
     config.max_tokens = 2;
     config.type = EPO_F32;
     config.capacity = 3;
+    config.pad_to_capacity = 1;
     EXPECT(c, c->engine->buffer_create(g, &config, &b) == EPO_E_UNSUPPORTED);
-    EXPECT(c, strstr(c->engine->error(), "flex across 2 nodes has no capacity") != NULL);
+    EXPECT(c, strstr(c->engine->error(), "flex across 2 nodes does not pad") != NULL);
+    config.capacity = 0;
+    config.pad_to_capacity = 0;
+    EXPECT(c, c->engine->buffer_create(g, &config, &b) == EPO_OK);
+    routing.tokens = 2;
+    routing.top_k = 2;
+    routing.experts = experts;
+    experts[3] = 7;
+    EXPECT(c, c->engine->plan_create(b, &routing, NULL, &plan) == EPO_E_OVERFLOW);
+    EXPECT(c,
+           strstr(c->engine->error(), "rank 0: expert 0 needs 1 rows, its capacity is 0") != NULL);
+    EXPECT(c, c->engine->buffer_destroy(b) == EPO_OK);
+    experts[3] = c->rank == 3 ? 8 : 7;
     config.capacity = -1;
     EXPECT(c, c->engine->buffer_create(g, &config, &b) == EPO_OK);
     routing.tokens = 2;
