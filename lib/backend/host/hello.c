@@ -65,8 +65,8 @@ epo_status host_hello_check(const host_hello *zero, const host_hello *other) {
                         zero->version, zero->abi, b, other->version, other->abi);
     if (zero->has_boot && other->has_boot && strcmp(zero->boot, other->boot) != 0)
         return epo_fail(EPO_E_UNSUPPORTED,
-                        "%s and %s are on different machines; the host engine needs all ranks of "
-                        "a group on one",
+                        "%s and %s are on different machines; the ranks of a group must be on one: "
+                        "make a group of each node's ranks (members)",
                         a, b);
     if (zero->ipc != 0 && other->ipc != 0 && zero->ipc != other->ipc)
         return epo_fail(

@@ -159,7 +159,7 @@ epo_status host_node_check(const host_place *place, int rank) {
     if (where[0] == '\0')
         return EPO_OK;
     return epo_fail(EPO_E_UNSUPPORTED,
-                    "rank %d is on node %s (%s), rank %d on %s: the host engine needs all ranks of "
-                    "a group on one machine",
+                    "rank %d is on node %s (%s), rank %d on %s: the ranks of a group must be on "
+                    "one machine; make a group of each node's ranks (members)",
                     rank, node, where, place->rank, me != NULL ? me : "this one");
 }
