@@ -217,6 +217,10 @@ epo_status gpu_meet_allgather(gpu_meet *meet, const void *mine, size_t bytes, vo
 /* Zeroed memory that all ranks see. */
 epo_status gpu_meet_shared(gpu_meet *meet, uint64_t bytes, void **out);
 void gpu_meet_unshare(gpu_meet *meet, void *ptr, uint64_t bytes);
+/* Whom this rank waits for now (-1: nobody); where waiting for `rank` leads, which may itself
+ * wait for another. */
+void gpu_meet_waits(gpu_meet *meet, int rank);
+int gpu_meet_waits_end(gpu_meet *meet, int rank);
 void gpu_meet_abort(gpu_meet *meet, epo_status status, const char *text);
 /* EPO_OK, or the first failure a peer announced, with its text. */
 epo_status gpu_meet_failed(gpu_meet *meet, char *text, size_t size);
@@ -273,8 +277,10 @@ epo_status gpu_word_write(epo_queue *q, uint64_t device, uint64_t *host, uint64_
 epo_status gpu_watch_start(epo_backend *be);
 void gpu_watch_stop(epo_backend *be);
 epo_status gpu_watch_add(epo_backend *be, volatile uint64_t *words, const epo_ready *ready);
-/* For work of others that may hang (NCCL): `event` must complete in time. */
-epo_status gpu_watch_event(epo_backend *be, cudaEvent_t event, const char *what, int chunk);
+/* For work of others that may hang (NCCL): `event` must complete in time; what is missing is
+ * one of the peers. */
+epo_status gpu_watch_event(epo_backend *be, cudaEvent_t event, const char *what, int chunk,
+                           const epo_peers *peers);
 /* Drops waits for words in this memory, which is about to go. */
 void gpu_watch_forget(epo_backend *be, volatile uint64_t *words, uint64_t bytes);
 void gpu_watch_release(epo_backend *be);

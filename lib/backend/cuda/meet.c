@@ -25,6 +25,7 @@
 #define MEET_SCRATCH 4096 /* per rank and half */
 #define MEET_TEXT 512
 #define MEET_NAME 48
+#define MEET_SAID_MS 200 /* older than that, a rank may not have gone on */
 
 typedef struct meet_room {
     int ranks;
@@ -33,7 +34,8 @@ typedef struct meet_room {
     int failed_status;
     char failed_text[MEET_TEXT];
     _Atomic uint64_t arrived[MEET_RANKS];
-    char scratch[]; /* [2][ranks][MEET_SCRATCH] */
+    _Atomic uint64_t waits[MEET_RANKS]; /* whom each waits for, see gpu_meet_waits */
+    char scratch[];                     /* [2][ranks][MEET_SCRATCH] */
 } meet_room;
 
 /* A room that threads look for: same members, not yet full. */
@@ -261,6 +263,23 @@ epo_status gpu_meet_failed(gpu_meet *m, char *text, size_t size) {
         return EPO_OK;
     snprintf(text, size, "%s", m->room->failed_text);
     return (epo_status)m->room->failed_status;
+}
+
+/* Milliseconds above, the other rank's number plus one below. */
+void gpu_meet_waits(gpu_meet *m, int rank) {
+    const uint64_t now = (uint64_t)(gpu_now() * 1e3);
+    atomic_store(&m->room->waits[m->rank], now << 16 | (uint64_t)(rank + 1));
+}
+
+int gpu_meet_waits_end(gpu_meet *m, int rank) {
+    const uint64_t now = (uint64_t)(gpu_now() * 1e3);
+    for (int hops = 0; hops < m->ranks; hops++) {
+        const uint64_t said = atomic_load(&m->room->waits[rank]);
+        if (now - (said >> 16) > MEET_SAID_MS || (said & 0xffff) == 0)
+            break;
+        rank = (int)(said & 0xffff) - 1;
+    }
+    return rank;
 }
 
 static epo_status meet_missing(gpu_meet *m, double age) {

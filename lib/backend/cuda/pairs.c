@@ -199,7 +199,7 @@ epo_status gpu_pairs_exchange(epo_queue *q, const epo_exchange *x, const char *c
     cudaEvent_t event;
     GPU_TRY(be, deps->name, cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
     GPU_TRY(be, deps->name, cudaEventRecord(event, q->stream));
-    return gpu_watch_event(be, event, deps->name, deps->chunk);
+    return gpu_watch_event(be, event, deps->name, deps->chunk, &to);
 }
 
 #else

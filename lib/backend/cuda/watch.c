@@ -54,26 +54,32 @@ static void entry_describe(const epo_backend *be, const watch_entry *e, double a
                            size_t size) {
     char chunk[24] = "", who[256] = "";
     size_t used = 0;
-    int missing = 0;
+    int missing = 0, late = -1;
     if (e->ready.chunk >= 0 && strstr(e->ready.what, "chunk") == NULL)
         snprintf(chunk, sizeof chunk, " chunk %d", e->ready.chunk);
     else if (e->ready.chunk >= 0)
         snprintf(chunk, sizeof chunk, " %d", e->ready.chunk);
-    for (int i = 0; e->words != NULL && i < e->ready.count; i++) {
-        if (word_load(e->words + i) >= e->ready.epoch)
-            continue;
+    for (int i = 0; i < e->ready.count; i++) {
         const int rank = epo_ready_writer(&e->ready, i);
+        if (e->words != NULL ? word_load(e->words + i) >= e->ready.epoch : rank == be->rank)
+            continue;
         if (used + 16 < sizeof who)
             used +=
                 (size_t)snprintf(who + used, sizeof who - used, "%s%d", missing ? ", " : "", rank);
+        late = late < 0 ? rank : late;
         missing++;
     }
+    const int end = late >= 0 ? gpu_meet_waits_end(be->meet, late) : -1;
+    char behind[48] = "";
+    if (end != late)
+        snprintf(behind, sizeof behind, ", behind whom all wait for rank %d", end);
     if (e->words == NULL)
-        snprintf(text, size, "rank %d: %s%s: not complete after %.0f s; a peer is missing",
-                 be->rank, e->ready.what, chunk, age);
+        snprintf(text, size, "rank %d: %s%s: not complete after %.0f s; its %s rank %s%s", be->rank,
+                 e->ready.what, chunk, age, missing > 1 ? "peers are" : "peer is", who, behind);
     else
-        snprintf(text, size, "rank %d: %s%s: nothing from rank %s (%d of %d missing) after %.0f s",
-                 be->rank, e->ready.what, chunk, who, missing, e->ready.count, age);
+        snprintf(text, size,
+                 "rank %d: %s%s: nothing from rank %s (%d of %d missing) after %.0f s%s", be->rank,
+                 e->ready.what, chunk, who, missing, e->ready.count, age, behind);
 }
 
 static void watch_poison(epo_backend *be) {
@@ -92,11 +98,23 @@ static void entry_drop(gpu_watch *w, size_t i) {
     w->entry[i] = w->entry[--w->count];
 }
 
+/* Tells the others whom the oldest wait is for; if for this rank, another wait's turn comes. */
+static void watch_tell(epo_backend *be, const watch_entry *oldest) {
+    int whom = -1;
+    for (int i = 0; oldest != NULL && oldest->words != NULL && i < oldest->ready.count; i++)
+        if (word_load(oldest->words + i) < oldest->ready.epoch) {
+            whom = epo_ready_writer(&oldest->ready, i);
+            break;
+        }
+    gpu_meet_waits(be->meet, whom == be->rank ? -1 : whom);
+}
+
 /* Removes what is done; true if one has expired, its line in `text`. */
 static bool watch_scan(epo_backend *be, char *text, size_t size) {
     gpu_watch *w = be->watch;
     const double now = gpu_now();
     const watch_entry *oldest = NULL; /* of those that expired: the others wait because of it */
+    const watch_entry *first = NULL;  /* of all */
     for (size_t i = 0; i < w->count;) {
         watch_entry *e = &w->entry[i];
         if (entry_done(e)) {
@@ -104,6 +122,8 @@ static bool watch_scan(epo_backend *be, char *text, size_t size) {
             continue;
         }
         const double age = now - e->since;
+        if (first == NULL || e->since < first->since)
+            first = e;
         if (!w->poisoned && age > be->timeout_s && (oldest == NULL || e->since < oldest->since))
             oldest = e;
         if (!e->warned && age > be->warn_s) {
@@ -113,6 +133,7 @@ static bool watch_scan(epo_backend *be, char *text, size_t size) {
         }
         i++;
     }
+    watch_tell(be, first);
     if (oldest != NULL)
         entry_describe(be, oldest, now - oldest->since, text, size);
     return oldest != NULL;
@@ -214,8 +235,14 @@ epo_status gpu_watch_add(epo_backend *be, volatile uint64_t *words, const epo_re
     return watch_push(be, (watch_entry){.words = words, .ready = *r});
 }
 
-epo_status gpu_watch_event(epo_backend *be, cudaEvent_t event, const char *what, int chunk) {
-    const epo_ready ready = {.peer = -1, .what = what, .chunk = chunk};
+epo_status gpu_watch_event(epo_backend *be, cudaEvent_t event, const char *what, int chunk,
+                           const epo_peers *peers) {
+    const epo_ready ready = {.count = peers->count,
+                             .peer = -1,
+                             .what = what,
+                             .chunk = chunk,
+                             .first = peers->first,
+                             .step = peers->step};
     return watch_push(be, (watch_entry){.ready = ready, .event = event});
 }
 

@@ -51,7 +51,7 @@ epo_status epo_nodes_read(const epo_backend_config *config, int *nodes) {
     const char *text = getenv(EPO_ENV_NODES);
     const int ranks = config->members != NULL ? config->nmembers : config->ranks;
     *nodes = 1;
-    if (text == NULL || *text == '\0')
+    if (text == NULL || *text == '\0' || config->ranks == 1)
         return EPO_OK;
     int *node = calloc((size_t)config->ranks, sizeof *node);
     if (node == NULL)
