@@ -191,7 +191,7 @@ static blas_product expert_product(const epo_gemm *g, int e, uint64_t row, int r
         p.a = b + row * k * size;
         p.c = c + weights * type_bytes(g->c_type);
         p.c_type = blas_type(g->c_type);
-        p.add = true;
+        p.add = p.rows_k = true;
         break;
     }
     p.lda = g->k;

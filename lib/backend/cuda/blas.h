@@ -19,6 +19,7 @@ typedef struct blas_product {
     void *c;
     cudaDataType type, c_type;
     bool add;
+    bool rows_k; /* the rows' number is k; else it is n */
 } blas_product;
 
 /* ---- lt.c ---- */

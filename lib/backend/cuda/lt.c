@@ -2,8 +2,8 @@
  *
  * lt.c - one expert's product over cuBLASLt, found at run time as it is mapped.  What
  * is chosen for a shape (no split-K) depends on the shape alone, so an expert's result
- * does not depend on chunks.  Choosing takes the CPU longer than a launch: choices are
- * kept.
+ * does not depend on chunks.  Choosing takes the CPU ten times as long as a launch, and
+ * experts' rows are other ones in each step: choices are made for a few sizes and kept.
  */
 #include "backend/cuda/blas.h"
 
@@ -26,6 +26,8 @@ typedef struct lt_api {
     cublasStatus_t (*layout_create)(cublasLtMatrixLayout_t *, cudaDataType, uint64_t, uint64_t,
                                     int64_t);
     cublasStatus_t (*layout_destroy)(cublasLtMatrixLayout_t);
+    cublasStatus_t (*layout_set)(cublasLtMatrixLayout_t, cublasLtMatrixLayoutAttribute_t,
+                                 const void *, size_t);
     cublasStatus_t (*pref_create)(cublasLtMatmulPreference_t *);
     cublasStatus_t (*pref_destroy)(cublasLtMatmulPreference_t);
     cublasStatus_t (*pref_set)(cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t,
@@ -56,6 +58,8 @@ static void api_functions(void *lib, const char **missing) {
     *(void **)&api.desc_set = gpu_library_symbol(lib, "cublasLtMatmulDescSetAttribute", missing);
     *(void **)&api.layout_create = gpu_library_symbol(lib, "cublasLtMatrixLayoutCreate", missing);
     *(void **)&api.layout_destroy = gpu_library_symbol(lib, "cublasLtMatrixLayoutDestroy", missing);
+    *(void **)&api.layout_set =
+        gpu_library_symbol(lib, "cublasLtMatrixLayoutSetAttribute", missing);
     *(void **)&api.pref_create = gpu_library_symbol(lib, "cublasLtMatmulPreferenceCreate", missing);
     *(void **)&api.pref_destroy =
         gpu_library_symbol(lib, "cublasLtMatmulPreferenceDestroy", missing);
@@ -105,7 +109,8 @@ bool gpu_lt_find(int *version, const char **why) {
     return api_missing == NULL;
 }
 
-/* What decides about a choice.  Compared as bytes: no padding. */
+/* What decides about a choice; n or k, where that is the rows' number, rounded up.
+ * Compared as bytes: no padding. */
 typedef struct lt_shape {
     int32_t op_a, op_b, m, n, k, type, c_type, aligned;
 } lt_shape;
@@ -115,6 +120,27 @@ typedef struct lt_choice {
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo;
 } lt_choice;
+
+/* Eight sizes an octave. */
+static int32_t rows_rounded(int rows) {
+    int32_t step = 2;
+    while (step <= rows / 16)
+        step *= 2;
+    return rows > INT32_MAX - step ? rows : (rows + step - 1) / step * step;
+}
+
+static lt_shape shape_of(const blas_product *p, bool rounded) {
+    const uintptr_t all = (uintptr_t)p->a | (uintptr_t)p->b | (uintptr_t)p->c | 16;
+    return (lt_shape){.op_a = (int32_t)p->op_a,
+                      .op_b = (int32_t)p->op_b,
+                      .m = p->m,
+                      .n = rounded && !p->rows_k ? rows_rounded(p->n) : p->n,
+                      .k = rounded && p->rows_k ? rows_rounded(p->k) : p->k,
+                      .type = (int32_t)p->type,
+                      .c_type = (int32_t)p->c_type,
+                      /* the largest power of two up to 16 that divides all addresses */
+                      .aligned = (int32_t)(all & (0 - all))};
+}
 
 struct gpu_lt {
     epo_backend *be;
@@ -191,12 +217,6 @@ void gpu_lt_destroy(gpu_lt *lt) {
     free(lt);
 }
 
-/* The largest power of two up to 16 that divides all addresses. */
-static int32_t product_aligned(const blas_product *p) {
-    const uintptr_t all = (uintptr_t)p->a | (uintptr_t)p->b | (uintptr_t)p->c | 16;
-    return (int32_t)(all & (0 - all));
-}
-
 static lt_choice *choice_place(gpu_lt *lt, const lt_shape *shape) {
     const unsigned char *byte = (const unsigned char *)shape;
     uint32_t hash = 2166136261U; /* FNV-1a */
@@ -205,10 +225,10 @@ static lt_choice *choice_place(gpu_lt *lt, const lt_shape *shape) {
     return &lt->choice[hash % LT_CHOICES];
 }
 
-static epo_status choice_describe(gpu_lt *lt, lt_choice *c, const blas_product *p,
-                                  const char *phase) {
+static epo_status choice_describe(gpu_lt *lt, lt_choice *c, const lt_shape *shape,
+                                  const blas_product *p, const char *phase) {
     const epo_backend *be = lt->be;
-    const uint64_t m = (uint64_t)p->m, n = (uint64_t)p->n, k = (uint64_t)p->k;
+    const uint64_t m = (uint64_t)shape->m, n = (uint64_t)shape->n, k = (uint64_t)shape->k;
     const bool ta = p->op_a == CUBLAS_OP_T, tb = p->op_b == CUBLAS_OP_T;
     const int32_t op_a = p->op_a, op_b = p->op_b;
     LT_TRY(be, phase, "cublasLtMatmulDescCreate",
@@ -234,7 +254,7 @@ static epo_status choice_make(gpu_lt *lt, lt_choice *c, const lt_shape *shape,
     const uint32_t aligned = (uint32_t)shape->aligned;
     cublasLtMatmulHeuristicResult_t found;
     int count = 0;
-    epo_status status = choice_describe(lt, c, p, phase);
+    epo_status status = choice_describe(lt, c, shape, p, phase);
     if (status != EPO_OK)
         return status;
     for (int i = 0; i < 4; i++)
@@ -246,31 +266,53 @@ static epo_status choice_make(gpu_lt *lt, lt_choice *c, const lt_shape *shape,
         return epo_fail(EPO_E_UNSUPPORTED,
                         "rank %d: %s: cuBLASLt %d.%d has no way for a product of %d x %d x %d, "
                         "types %d and %d, %d-byte aligned (%s); EP_OVERLAP_CUDA_GEMM=grouped has",
-                        lt->be->rank, phase, api.number / 100, api.number % 100, p->m, p->n, p->k,
-                        (int)p->type, (int)p->c_type, (int)shape->aligned,
+                        lt->be->rank, phase, api.number / 100, api.number % 100, shape->m, shape->n,
+                        shape->k, (int)p->type, (int)p->c_type, (int)shape->aligned,
                         s != CUBLAS_STATUS_SUCCESS ? api.name(s) : "none found");
     c->algo = found.algo;
     c->shape = *shape;
     return EPO_OK;
 }
 
+/* The choice for this product, made if need be. */
+static epo_status choice_find(gpu_lt *lt, const blas_product *p, bool rounded, const char *phase,
+                              lt_choice **out) {
+    const lt_shape shape = shape_of(p, rounded);
+    lt_choice *c = choice_place(lt, &shape);
+    *out = c;
+    if (c->desc != NULL && memcmp(&c->shape, &shape, sizeof shape) == 0)
+        return EPO_OK;
+    choice_clear(c);
+    epo_status status = choice_make(lt, c, &shape, p, phase);
+    if (status != EPO_OK)
+        choice_clear(c);
+    return status;
+}
+
+static cublasStatus_t choice_run(const gpu_lt *lt, lt_choice *c, const blas_product *p,
+                                 void *workspace, cudaStream_t stream) {
+    const float one = 1.0F, old = p->add ? 1.0F : 0.0F;
+    const uint64_t rows = (uint64_t)(p->rows_k ? p->k : p->n);
+    cublasLtMatrixLayout_t vary[] = {p->rows_k ? c->a : c->c, c->b};
+    for (int i = 0; i < 2; i++) {
+        cublasStatus_t s = api.layout_set(vary[i], CUBLASLT_MATRIX_LAYOUT_COLS, &rows, sizeof rows);
+        if (s != CUBLAS_STATUS_SUCCESS)
+            return s;
+    }
+    return api.matmul(lt->handle, c->desc, &one, p->a, c->a, p->b, c->b, &old, p->c, c->c, p->c,
+                      c->c, &c->algo, workspace, BLAS_WORKSPACE, stream);
+}
+
 epo_status gpu_lt_run(gpu_lt *lt, cudaStream_t stream, void *workspace, const blas_product *p,
                       const char *phase) {
-    const lt_shape shape = {
-        (int32_t)p->op_a,   (int32_t)p->op_b,  p->m, p->n, p->k, (int32_t)p->type,
-        (int32_t)p->c_type, product_aligned(p)};
-    lt_choice *c = choice_place(lt, &shape);
-    if (c->desc == NULL || memcmp(&c->shape, &shape, sizeof shape) != 0) {
-        choice_clear(c);
-        epo_status status = choice_make(lt, c, &shape, p, phase);
-        if (status != EPO_OK) {
-            choice_clear(c);
+    cublasStatus_t s = CUBLAS_STATUS_NOT_SUPPORTED;
+    /* What serves the rounded size may not serve the size itself. */
+    for (int i = 0; i < 2 && s == CUBLAS_STATUS_NOT_SUPPORTED; i++) {
+        lt_choice *c = NULL;
+        epo_status status = choice_find(lt, p, i == 0, phase, &c);
+        if (status != EPO_OK)
             return status;
-        }
+        s = choice_run(lt, c, p, workspace, stream);
     }
-    const float one = 1.0F, old = p->add ? 1.0F : 0.0F;
-    LT_TRY(lt->be, phase, "cublasLtMatmul",
-           api.matmul(lt->handle, c->desc, &one, p->a, c->a, p->b, c->b, &old, p->c, c->c, p->c,
-                      c->c, &c->algo, workspace, BLAS_WORKSPACE, stream));
-    return EPO_OK;
+    return s == CUBLAS_STATUS_SUCCESS ? EPO_OK : lt_fail(lt->be, "cublasLtMatmul", phase, s);
 }
