@@ -14,6 +14,7 @@
 
 #define TILE_M 128 /* of the sm_90 kernels */
 #define PORTABLE_TILE 64
+#define PORTABLE_BLOCKS 4 /* on an SM */
 
 /* ---- arguments --------------------------------------------------------- */
 
@@ -399,7 +400,8 @@ static gg_kernel find_kernel(const epo_gg *g, int path) {
                                : gg_sm90_kernel_f16((int)g->kind, (int)g->fuse, epo_gg_tile_n(g));
 }
 
-/* Blocks: the SM budget, but no more than there can be tiles. */
+/* Blocks: the SM budget, but no more than there can be tiles.  The portable kernel's are
+ * small: without a budget several share an SM. */
 epo_status gg_count_blocks(const epo_gg *g, const gg_params *p, int *blocks) {
     int device = 0, sms = 0;
     cudaError_t err = cudaGetDevice(&device);
@@ -411,6 +413,8 @@ epo_status gg_count_blocks(const epo_gg *g, const gg_params *p, int *blocks) {
     }
     if (g->sms > 0 && g->sms < sms) {
         sms = g->sms;
+    } else if (p->tile_m == PORTABLE_TILE && g->sm_limit == NULL) {
+        sms *= PORTABLE_BLOCKS;
     }
     uint64_t tiles_m = g->kind == EPO_GG_WGRAD
                            ? (uint64_t)g->count * (((uint64_t)p->m + p->tile_m - 1) / p->tile_m)

@@ -94,10 +94,10 @@ typedef struct epo_gg {
     void *act;               /* SWIGLU DGRAD: [rows][F], may be NULL */
     float *row_dweight;      /* SWIGLU DGRAD: [rows], may be NULL */
     epo_gg_ready ready;
-    /* Thread blocks, one per SM; 0: all SMs.  Clusters of two: rounded down to an even
-     * number, at least 2.  While the call runs, *sm_limit (if
-     * given, in memory that the device sees) lowers it: blocks beyond the limit
-     * end at their next tile.  It rises again by another epo_gg_run(). */
+    /* Thread blocks, one per SM; 0: all SMs (PORTABLE: more than one each).  Clusters of two:
+     * rounded down to an even number, at least 2.  While the call runs, *sm_limit (if given, in
+     * memory that the device sees) lowers it: blocks beyond the limit end at their next tile.  It
+     * rises again by another epo_gg_run(). */
     int sms;
     const volatile int *sm_limit;
     uint64_t *spin_ns; /* += time that blocks waited for `ready`; may be NULL */
