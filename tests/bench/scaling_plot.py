@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws scaling.sh's figures: scaling_plot.py scaling.tsv scaling.svg  (needs matplotlib)
-
-One panel a sweep, both axes logarithmic; the thin line is what grows linearly.
+"""Draws scaling.sh's figures: scaling_plot.py [--cpu] scaling.tsv scaling.svg
+(needs matplotlib).  One panel a sweep, both axes logarithmic; the thin line is what grows
+linearly.  --cpu: CPU time of a rank instead of the slowest rank's time, for a machine with
+fewer cores than ranks.  (With many cores, waits spin: there CPU time is waiting, too.)
 """
 import sys
 
@@ -12,8 +13,7 @@ matplotlib.use("svg")
 from matplotlib import pyplot  # noqa: E402
 
 SWEEPS = {"ranks": 2, "experts": 3, "tokens": 4}
-# column, name, style
-COSTS = [(8, "plan", "-"), (9, "pass", "--")]
+COSTS = [("plan", "-"), ("pass", "--")]
 COLORS = {"alltoall": "#1f5fa8", "flex": "#c05a1c"}
 
 
@@ -22,16 +22,16 @@ def read(path):
         return [line.rstrip("\n").split("\t") for line in f]
 
 
-def draw(axis, rows, sweep):
+def draw(axis, rows, sweep, column):
     at = SWEEPS[sweep]
     for dispatcher, color in COLORS.items():
         mine = [r for r in rows if r[0] == sweep and r[1] == dispatcher]
         x = [int(r[at]) for r in mine]
-        for column, name, style in COSTS:
-            y = [float(r[column]) for r in mine]
+        for i, (name, style) in enumerate(COSTS):
+            y = [float(r[column + i]) for r in mine]
             axis.plot(x, y, style, color=color, marker="o", markersize=3, linewidth=1.2,
                       label=f"{dispatcher} {name}")
-    low = min(float(r[8]) for r in rows if r[0] == sweep)
+    low = min(float(r[column]) for r in rows if r[0] == sweep)
     axis.plot([x[0], x[-1]], [low, low * x[-1] / x[0]], color="#999999", linewidth=0.8,
               label="linear")
     axis.set_xscale("log", base=2)
@@ -47,16 +47,17 @@ def draw(axis, rows, sweep):
 
 
 def main():
-    rows = read(sys.argv[1])
+    cpu = sys.argv[1] == "--cpu"
+    rows = read(sys.argv[1 + cpu])
     matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text
     matplotlib.rcParams["svg.hashsalt"] = "scaling"
     figure, axes = pyplot.subplots(1, 3, figsize=(10, 3.4))
     for axis, sweep in zip(axes, SWEEPS):
-        draw(axis, rows, sweep)
-    axes[0].set_ylabel("CPU time of a rank, us", fontsize=8)
+        draw(axis, rows, sweep, 8 if cpu else 5)
+    axes[0].set_ylabel("CPU time of a rank, us" if cpu else "us, the slowest rank", fontsize=8)
     axes[0].legend(fontsize=6, frameon=False)
     figure.tight_layout()
-    figure.savefig(sys.argv[2], metadata={"Date": None, "Creator": None})
+    figure.savefig(sys.argv[2 + cpu], metadata={"Date": None, "Creator": None})
 
 
 if __name__ == "__main__":
