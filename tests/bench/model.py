@@ -314,10 +314,9 @@ class Far:
         c = model.overlapped[p.dispatcher]
         share = first_share(p.dispatcher, experts, top_k, ranks, p.chunks)
         floor = max(self.ffn + share * self.wire, self.wire + self.ffn / p.chunks)
-        beside = min(self.ffn, (1 - share) * self.wire)
+        # A network card takes no SM and no copy engine: only NVLink's part contends.
+        beside = min(self.ffn, (1 - share) * inside * row * link * (1 + shrink))
         self.overlapped = (floor + c[0] + c[1] * p.chunks + c[2] * beside + c[3] * p.row_bytes)
-        s = model.serial[p.dispatcher]
-        self.serial = self.ffn + self.wire + s[0] + s[2] * p.row_bytes
         pieces = local * (ranks - 1) if way == "alltoall" else p.chunks * (ranks - 1)
         self.cpu = 2 * pieces * PIECE
         self.record = ranks * (experts + ranks * (1 + 2 * p.chunks)) * 4 / 1e6  # MB a plan
