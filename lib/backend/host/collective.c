@@ -54,6 +54,15 @@ static epo_status turns_compare(epo_backend *be, const host_turn *turns) {
     return EPO_OK;
 }
 
+/* Has every rank arrived?  Of several that arrive at once the last in the one order of
+ * these loads and stores sees all the others. */
+static bool all_arrived(const epo_backend *be, uint64_t epoch) {
+    for (int r = 0; r < be->ranks; r++)
+        if (__atomic_load_n(&be->shared->arrived[r], __ATOMIC_SEQ_CST) < epoch)
+            return false;
+    return true;
+}
+
 /* `count`: what has to be equal on all ranks, whatever it counts. */
 static epo_status barrier_named(epo_backend *be, const char *what, uint64_t count) {
     epo_status status = host_status(be);
@@ -66,8 +75,11 @@ static epo_status barrier_named(epo_backend *be, const char *what, uint64_t coun
     snprintf(mine.what, sizeof mine.what, "%s", what);
     turns[be->rank] = mine;
     uint64_t epoch = ++be->barriers;
-    __atomic_store_n(&shared->arrived[be->rank], epoch, __ATOMIC_RELEASE);
-    for (int r = 0; r < be->ranks; r++)
+    __atomic_store_n(&shared->arrived[be->rank], epoch, __ATOMIC_SEQ_CST);
+    /* Who comes last wakes the others: woken by everybody, ranks would wake ranks x ranks
+     * times. */
+    const int wake = all_arrived(be, epoch) ? be->ranks : 0;
+    for (int r = 0; r < wake; r++)
         if (r != be->rank)
             host_bell_ring(shared, r, HOST_EAR_FLAGS);
     const epo_ready all = {NULL, shared->arrived, epoch, be->ranks, -1, what, -1, 0, 0};
