@@ -58,13 +58,22 @@ static bool is_watched(const void *caller, const void *real) {
     return recorder_wanted() && base_of(caller) != base_of(real);
 }
 
+typedef cupti_result (*subscribing)(cupti_subscriber *, cupti_callback *, void *);
+typedef cupti_result (*subscribing_v2)(cupti_subscriber *, cupti_callback *, void *, void *);
+typedef cupti_result (*unsubscribing)(cupti_subscriber);
+typedef cupti_result (*switching)(cupti_kind);
+typedef cupti_result (*switching_context)(void *, cupti_kind);
+typedef cupti_result (*registering)(cupti_buffer_requested *, cupti_buffer_completed *);
+typedef cupti_result (*registering_clock)(cupti_clock *);
+typedef cupti_result (*finalizing)(void);
+
 /* Declares `real` and `watched`; tells before. */
-#define REAL(what, parameters)                                                                     \
+#define REAL(what, type)                                                                           \
     const void *caller_ = __builtin_return_address(0);                                             \
     void *found_ = real_of(caller_, __func__);                                                     \
     if (found_ == NULL)                                                                            \
         return CUPTI_NOT_INITIALIZED;                                                              \
-    cupti_result(*real) parameters;                                                                \
+    type real;                                                                                     \
     memcpy(&real, &found_, sizeof found_);                                                         \
     const bool watched = is_watched(caller_, found_);                                              \
     if (watched)                                                                                   \
@@ -94,49 +103,49 @@ cupti_result cuptiFinalize(void);
 #pragma GCC visibility pop
 
 cupti_result cuptiSubscribe(cupti_subscriber *out, cupti_callback *callback, void *user) {
-    REAL(OTHER_SUBSCRIBES, (cupti_subscriber *, cupti_callback *, void *));
+    REAL(OTHER_SUBSCRIBES, subscribing);
     DONE(OTHER_SUBSCRIBES, 0, out, callback, user);
 }
 
 cupti_result cuptiSubscribe_v2(cupti_subscriber *out, cupti_callback *callback, void *user,
                                void *parameters) {
-    REAL(OTHER_SUBSCRIBES, (cupti_subscriber *, cupti_callback *, void *, void *));
+    REAL(OTHER_SUBSCRIBES, subscribing_v2);
     DONE(OTHER_SUBSCRIBES, 0, out, callback, user, parameters);
 }
 
 cupti_result cuptiUnsubscribe(cupti_subscriber subscriber) {
-    REAL(OTHER_UNSUBSCRIBES, (cupti_subscriber));
+    REAL(OTHER_UNSUBSCRIBES, unsubscribing);
     DONE(OTHER_UNSUBSCRIBES, 0, subscriber);
 }
 
 cupti_result cuptiActivityEnable(cupti_kind kind) {
-    REAL(OTHER_ENABLES, (cupti_kind));
+    REAL(OTHER_ENABLES, switching);
     DONE(OTHER_ENABLES, kind, kind);
 }
 
 cupti_result cuptiActivityEnableAndDump(cupti_kind kind) {
-    REAL(OTHER_ENABLES, (cupti_kind));
+    REAL(OTHER_ENABLES, switching);
     DONE(OTHER_ENABLES, kind, kind);
 }
 
 cupti_result cuptiActivityEnableContext(void *cuda, cupti_kind kind) {
-    REAL(OTHER_ENABLES, (void *, cupti_kind));
+    REAL(OTHER_ENABLES, switching_context);
     DONE(OTHER_ENABLES, kind, cuda, kind);
 }
 
 cupti_result cuptiActivityDisable(cupti_kind kind) {
-    REAL(OTHER_DISABLES, (cupti_kind));
+    REAL(OTHER_DISABLES, switching);
     DONE(OTHER_DISABLES, kind, kind);
 }
 
 cupti_result cuptiActivityDisableContext(void *cuda, cupti_kind kind) {
-    REAL(OTHER_DISABLES, (void *, cupti_kind));
+    REAL(OTHER_DISABLES, switching_context);
     DONE(OTHER_DISABLES, kind, cuda, kind);
 }
 
 cupti_result cuptiActivityRegisterCallbacks(cupti_buffer_requested *requested,
                                             cupti_buffer_completed *completed) {
-    REAL(OTHER_REGISTERS, (cupti_buffer_requested *, cupti_buffer_completed *));
+    REAL(OTHER_REGISTERS, registering);
     const cupti_result r = real(requested, completed);
     if (watched && r == CUPTI_OK)
         hold_other_registered(requested, completed);
@@ -144,7 +153,7 @@ cupti_result cuptiActivityRegisterCallbacks(cupti_buffer_requested *requested,
 }
 
 cupti_result cuptiActivityRegisterTimestampCallback(cupti_clock *clock) {
-    REAL(OTHER_REGISTERS, (cupti_clock *));
+    REAL(OTHER_REGISTERS, registering_clock);
     const cupti_result r = real(clock);
     if (watched && r == CUPTI_OK)
         hold_other_clock(clock);
@@ -152,6 +161,6 @@ cupti_result cuptiActivityRegisterTimestampCallback(cupti_clock *clock) {
 }
 
 cupti_result cuptiFinalize(void) {
-    REAL(OTHER_FINALIZES, (void));
+    REAL(OTHER_FINALIZES, finalizing);
     DONE(OTHER_FINALIZES, 0);
 }

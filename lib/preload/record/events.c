@@ -70,15 +70,15 @@ static uint32_t hash_of(const char *text) {
 
 static bool add_name(events *e, const char *mangled) {
     char readable[EVENTS_NAME_BYTES];
-    name_entry *n = &e->names[e->name_count];
     events_readable(mangled, readable, sizeof readable);
-    n->mangled = strdup(mangled);
-    n->readable = strdup(readable);
-    if (n->mangled != NULL && n->readable != NULL)
-        return true;
-    free(n->mangled);
-    free(n->readable);
-    return false;
+    const name_entry n = {strdup(mangled), strdup(readable)};
+    if (n.mangled == NULL || n.readable == NULL) {
+        free(n.mangled);
+        free(n.readable);
+        return false;
+    }
+    e->names[e->name_count] = n;
+    return true;
 }
 
 /* Index + 1; 0: neither room nor memory.  A name's bytes are compared, not where they stand:
@@ -166,11 +166,10 @@ bool events_take(events *e, events_next *next, uint8_t *buffer, size_t valid) {
     event v;
     bool fits = true;
     while (next(buffer, valid, &record) == CUPTI_OK && record != NULL) {
-        if (!read_record(e, record, &v))
-            e->lost.strange++;
-        else if (v.end <= 0 || v.start <= 0)
+        const bool known = read_record(e, record, &v);
+        if (known && (v.end <= 0 || v.start <= 0))
             e->lost.unfinished++;
-        else if (v.end < v.start)
+        else if (!known || v.end < v.start)
             e->lost.strange++;
         else
             fits = keep(e, &v) && fits;
