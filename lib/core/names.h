@@ -46,6 +46,8 @@
  * they do not tell by themselves. */
 #define EPO_ENV_RECORD_WINDOW "EP_OVERLAP_RECORD_WINDOW"
 #define EPO_ENV_RECORD_CALLS "EP_OVERLAP_RECORD_CALLS"
+/* 0: CUPTI stays in the process after the window. */
+#define EPO_ENV_RECORD_LEAVE "EP_OVERLAP_RECORD_LEAVE"
 
 /* The interposer's sizes in bytes (k, m, g): window of a communicator, one slot of it, least
  * message. */

@@ -24,7 +24,8 @@ static struct {
     cupti_buffer_requested *requested;
     cupti_buffer_completed *completed;
     cupti_clock *clock;
-    struct CUpti_Subscriber_st *subscriber;
+    struct CUpti_Subscriber_st *subscriber; /* its callback */
+    int domains;                            /* switched on */
     uint8_t *buffer;
     size_t size, used;
     int unfinished; /* in the buffer */
@@ -99,9 +100,11 @@ EXPORT cupti_result cuptiActivityFlushAll(uint32_t flag);
 EXPORT cupti_result cuptiActivityGetNextRecord(uint8_t *buffer, size_t valid, cupti_record **r);
 EXPORT cupti_result cuptiActivityGetNumDroppedRecords(void *context, uint32_t stream, size_t *out);
 EXPORT cupti_result cuptiActivityRegisterTimestampCallback(cupti_clock *clock);
+EXPORT cupti_result cuptiEnableDomain(uint32_t on, cupti_subscriber s, int domain);
 EXPORT cupti_result cuptiFinalize(void);
 EXPORT int fake_cupti_ran(cupti_kind kind, const char *name, uint32_t device, uint32_t stream,
                           uint64_t ago, uint64_t length, int copy);
+EXPORT int fake_cupti_call(void);
 
 cupti_result cuptiGetVersion(uint32_t *out) {
     *out = version();
@@ -216,8 +219,17 @@ cupti_result cuptiActivityRegisterTimestampCallback(cupti_clock *clock) {
     return clock != NULL ? CUPTI_OK : 1;
 }
 
+cupti_result cuptiEnableDomain(uint32_t on, cupti_subscriber s, int domain) {
+    log_call("domain %d %u\n", domain, on);
+    if (s != state.subscriber || s == NULL)
+        return 1;
+    state.domains = on ? state.domains | 1 << domain : state.domains & ~(1 << domain);
+    return CUPTI_OK;
+}
+
 cupti_result cuptiFinalize(void) {
     log_call("finalize\n");
+    state.domains = 0;
     memset(state.enabled, 0, sizeof state.enabled);
     state.subscriber = NULL;
     return CUPTI_OK;
@@ -271,4 +283,16 @@ int fake_cupti_ran(cupti_kind kind, const char *name, uint32_t device, uint32_t 
     }
     pthread_mutex_unlock(&state.lock);
     return fits;
+}
+
+/* A call of CUDA's, which subscribers see begin and end. */
+int fake_cupti_call(void) {
+    cupti_callback *callback;
+    for (int site = 0; site < 2; site++) {
+        const cupti_call call = {site};
+        memcpy(&callback, &state.subscriber, sizeof callback);
+        if (callback != NULL && (state.domains & 1 << CUPTI_DOMAIN_DRIVER) != 0)
+            callback(NULL, CUPTI_DOMAIN_DRIVER, 1, &call);
+    }
+    return 0;
 }

@@ -70,6 +70,8 @@ job given '' 80 EP_OVERLAP_RECORD_WINDOW=20-30 EP_OVERLAP_RECORD_CALLS=3 &
 job early '' 30 EP_OVERLAP_RECORD_WINDOW=5000-6000 &
 job ends '' 100 EP_OVERLAP_RECORD_WINDOW=1s-50s &
 job before b 320 EP_OVERLAP_RECORD_WINDOW=200-220 &
+job after m 300 EP_OVERLAP_RECORD_WINDOW=0.5s-1.5s &
+job stays '' 120 EP_OVERLAP_RECORD_WINDOW=0.5s-1.5s EP_OVERLAP_RECORD_LEAVE=0 &
 job twice bB 350 EP_OVERLAP_RECORD_WINDOW=200-220 &
 job middle m 300 EP_OVERLAP_RECORD_WINDOW=1s-5s &
 job soon w 60 EP_OVERLAP_RECORD_WINDOW=0.5s-3s &
@@ -118,11 +120,11 @@ not_told() { # NAME WORDS
     ended "$1" && grep -q '^ended' "$work/$1.out" && grep -qF "communication was not recorded: $2" "$work/$1.err" &&
         figures "$1" 0 "'$2' in r['not_recorded'] and not r['nanoseconds']"
 }
-given_back() { # NAME: all that was switched on was switched off, nothing was finalised
+given_back() { # NAME FINALIZED: all that was switched on was switched off
     cat "$work/$1.log"
     [ "$(grep -c '^enable' "$work/$1.log")" = "$(grep -c '^disable' "$work/$1.log")" ] &&
         [ "$(grep -c '^subscribe ok' "$work/$1.log")" = "$(grep -c '^unsubscribe' "$work/$1.log")" ] &&
-        ! grep -q finalize "$work/$1.log"
+        [ "$(grep -c finalize "$work/$1.log")" = "$2" ]
 }
 profiled() { # NAME TIMES KERNELS: the profiler's own traces are complete
     cat "$work/$1.out" "$work/$1.log"
@@ -130,17 +132,26 @@ profiled() { # NAME TIMES KERNELS: the profiler's own traces are complete
 }
 
 check "by steps" told steps 18 21
-check "by steps: given back" given_back steps
+check "by steps: given back" given_back steps 1
 check "by steps in EP_OVERLAP_RECORD itself" grep -q 'of 2[0-9.]*, 44 % hidden ([91][01]* steps' "$work/shorthand.err"
 check "by seconds" told seconds 20 49
 check "calls of a step by the user's word" told given 9 11
 check "the program ends first" not_told early "the program ended before its window"
 check "CUPTI is not touched then" test ! -s "$work/early.log"
 check "the program ends inside" told ends 20 99
-check "given back then" given_back ends
+check "given back then" given_back ends 0
 check "a profiler before: its trace" profiled before 1 15
 check "a profiler before: ours, with its clock put back" told before 18 21
 clocks() { cat "$work/before.log" && [ "$(grep -c '^clock' "$work/before.log")" = 3 ]; }
+left() { # NAME TIMES: CUPTI was taken out
+    cat "$work/$1.log"
+    [ "$(grep -c finalize "$work/$1.log")" = "$2" ]
+}
+check "beside a profiler that has been at work CUPTI stays" left before 0
+check "a profiler after CUPTI has left: its trace" profiled after 1 60
+check "that is after it" left after 1
+check "by request CUPTI stays" given_back stays 0
+check "a release that may not leave stays" given_back old 0
 check "a profiler's clock is not ours, and comes back" clocks
 check "a profiler twice: its traces" profiled twice 2 '\(15\|60\)'
 check "a profiler twice: ours" told twice 18 21

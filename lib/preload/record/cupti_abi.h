@@ -27,6 +27,14 @@ enum {
 enum { CUPTI_COPY_DEVICE_TO_DEVICE = 8, CUPTI_COPY_PEER = 10 };
 enum { CUPTI_FLUSH_FORCED = 1 };
 
+/* How the data of a callback begins. */
+enum { CUPTI_DOMAIN_DRIVER = 1, CUPTI_DOMAIN_RUNTIME = 2, CUPTI_SITE_EXIT = 1 };
+typedef struct cupti_call {
+    int site;
+} cupti_call;
+
+/* The first release that leaves a process in which graphs were launched (CUDA 12.6). */
+#define CUPTI_VERSION_LEAVES 24
 /* The first release whose buffers are handled by callbacks alone, as we do (CUDA 11.2). */
 #define CUPTI_VERSION_LEAST 15
 
@@ -70,7 +78,10 @@ typedef uint64_t cupti_clock(void);
     X(next, "cuptiActivityGetNextRecord", (uint8_t *, size_t, cupti_record **))                    \
     X(dropped, "cuptiActivityGetNumDroppedRecords", (void *, uint32_t, size_t *))
 
-/* What older releases lack: NULL there. */
-#define EPO_CUPTI_NEWER(X) X(clock, "cuptiActivityRegisterTimestampCallback", (cupti_clock *))
+/* What older releases lack, or what can be done without: NULL there. */
+#define EPO_CUPTI_NEWER(X)                                                                         \
+    X(clock, "cuptiActivityRegisterTimestampCallback", (cupti_clock *))                            \
+    X(domain, "cuptiEnableDomain", (uint32_t, cupti_subscriber, int))                              \
+    X(finalize, "cuptiFinalize", (void))
 
 #endif

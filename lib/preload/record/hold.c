@@ -3,12 +3,14 @@
 
 #include "preload/record/hold.h"
 
-#include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "core/names.h"
 #include "preload/record/buffers.h"
 
 #define QUIET_NS (INT64_C(3) * 1000000000) /* after another's last call: its flush is over */
@@ -18,12 +20,16 @@ static const cupti_kind kinds[] = {CUPTI_KIND_CONCURRENT_KERNEL, CUPTI_KIND_MEMC
                                    CUPTI_KIND_MEMCPY_PEER, CUPTI_KIND_MEMSET};
 #define KINDS (sizeof kinds / sizeof *kinds)
 
+typedef enum leave_state { LEAVE_NOT, LEAVE_WANTED, LEAVE_NOW, LEAVE_DONE } leave_state;
+
 static struct {
     pthread_mutex_t lock;
     bool open;
     char taken[CUPTI_TEXT]; /* the call by which another took over; "": none */
     int64_t system_opened;
     cupti_subscriber subscriber; /* ours */
+    atomic_int leaving;          /* a leave_state */
+    bool used_by_others;         /* ever */
     hold_facts facts;
     /* others */
     int subscribers;
@@ -47,11 +53,20 @@ static int64_t cupti_now(const cupti *c) {
     return c->now(&now) == CUPTI_OK ? (int64_t)now : 0;
 }
 
-static void nobody(void *user, int domain, uint32_t id, const void *data) {
+/* At the exit of a call of CUDA, which is where CUPTI may be taken away. */
+static void on_call(void *user, int domain, uint32_t id, const void *data) {
+    const cupti *c = context.facts.cupti;
+    const cupti_call *call = data;
+    int wanted = LEAVE_WANTED;
     (void)user;
-    (void)domain;
     (void)id;
-    (void)data;
+    if ((domain != CUPTI_DOMAIN_DRIVER && domain != CUPTI_DOMAIN_RUNTIME) || call == NULL ||
+        call->site != CUPTI_SITE_EXIT ||
+        !atomic_compare_exchange_strong(&context.leaving, &wanted, LEAVE_NOW))
+        return;
+    (void)c->unsubscribe(context.subscriber);
+    (void)c->finalize();
+    atomic_store(&context.leaving, LEAVE_DONE);
 }
 
 static bool others_record(void) {
@@ -66,7 +81,7 @@ static bool others_record(void) {
  * getting our buffers. */
 static cupti_result subscribe(const cupti *c) {
     context.subscriber = NULL;
-    return context.subscribers > 0 ? CUPTI_OK : c->subscribe(&context.subscriber, nobody, NULL);
+    return context.subscribers > 0 ? CUPTI_OK : c->subscribe(&context.subscriber, on_call, NULL);
 }
 
 static void unsubscribe(const cupti *c) {
@@ -131,7 +146,56 @@ static void close_now(bool flush) {
     put_back(c);
 }
 
+/* ---- leaving; with the lock ---- */
+
+static void stay(const cupti *c) {
+    const struct timespec nap = {0, 1000000};
+    int wanted = LEAVE_WANTED;
+    if (atomic_compare_exchange_strong(&context.leaving, &wanted, LEAVE_NOT)) {
+        (void)c->domain(0, context.subscriber, CUPTI_DOMAIN_DRIVER);
+        (void)c->domain(0, context.subscriber, CUPTI_DOMAIN_RUNTIME);
+        unsubscribe(c);
+        return;
+    }
+    for (int i = 0; i < 1000 * WAIT_SECONDS && atomic_load(&context.leaving) == LEAVE_NOW; i++)
+        nanosleep(&nap, NULL);
+}
+
+static bool may_leave(const cupti *c) {
+    const char *word = getenv(EPO_ENV_RECORD_LEAVE);
+    if (word != NULL && strcmp(word, "0") == 0)
+        return false;
+    return c != NULL && !context.open && !context.used_by_others && c->domain != NULL &&
+           c->finalize != NULL && c->number >= CUPTI_VERSION_LEAVES &&
+           c->subscribe(&context.subscriber, on_call, NULL) == CUPTI_OK;
+}
+
 /* ---- the recorder's side ---- */
+
+bool hold_leave(void) {
+    pthread_mutex_lock(&context.lock);
+    const cupti *c = context.facts.cupti;
+    const bool leaves = may_leave(c);
+    if (leaves) {
+        atomic_store(&context.leaving, LEAVE_WANTED);
+        (void)c->domain(1, context.subscriber, CUPTI_DOMAIN_DRIVER);
+        (void)c->domain(1, context.subscriber, CUPTI_DOMAIN_RUNTIME);
+    }
+    pthread_mutex_unlock(&context.lock);
+    return leaves;
+}
+
+bool hold_has_left(void) {
+    const int state = atomic_load(&context.leaving);
+    return state == LEAVE_DONE || state == LEAVE_NOT;
+}
+
+void hold_stay(void) {
+    pthread_mutex_lock(&context.lock);
+    if (context.facts.cupti != NULL)
+        stay(context.facts.cupti);
+    pthread_mutex_unlock(&context.lock);
+}
 
 static hold_answer may_open(char *why) {
     if (others_record()) {
@@ -216,6 +280,9 @@ void hold_other_calls(hold_other what, const char *function) {
     if (!lock_a_while())
         return;
     context.last_call = system_now(CLOCK_MONOTONIC);
+    context.used_by_others = true;
+    if (context.facts.cupti != NULL)
+        stay(context.facts.cupti);
     const bool starts = what != OTHER_UNSUBSCRIBES && what != OTHER_DISABLES;
     if (starts && context.open) {
         snprintf(context.taken, sizeof context.taken, "%s", function);

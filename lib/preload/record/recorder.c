@@ -34,7 +34,7 @@
 #define WINDOW_STEPS_FROM 10
 #define WINDOW_STEPS_TO 14
 
-typedef enum stage { STAGE_OFF, STAGE_WAITING, STAGE_OPEN, STAGE_DONE } stage;
+typedef enum stage { STAGE_OFF, STAGE_WAITING, STAGE_OPEN, STAGE_LEAVING, STAGE_DONE } stage;
 
 /* The thread's own. */
 typedef struct session {
@@ -311,12 +311,14 @@ static void write_down(session *s) {
         fprintf(stderr, "ep-overlap: %s; no trace written\n", epo_fail_text());
 }
 
-static stage finish(session *s, int64_t closed) {
+/* CUPTI leaves while we measure. */
+static stage finish(session *s, int64_t closed, bool leaves) {
+    const bool left = leaves && hold_leave();
     drain(s);
     settle_step(s, closed);
     fill_report(s);
     write_down(s);
-    return STAGE_DONE;
+    return left ? STAGE_LEAVING : STAGE_DONE;
 }
 
 static stage give_up(session *s, const char *why) {
@@ -365,12 +367,18 @@ static stage record_on(session *s, bool stop) {
     const int64_t closed = now_ns();
     hold_close();
     if (!taken || is_enough(s, closed))
-        return finish(s, closed);
+        return finish(s, closed, !taken && !stop);
     drain(s);
     events_clear(s->seen);
     s->report.by[0] = '\0';
     s->report.interrupted++;
     return STAGE_WAITING;
+}
+
+static stage leave_on(bool stop) {
+    if (stop)
+        hold_stay();
+    return stop || hold_has_left() ? STAGE_DONE : STAGE_LEAVING;
 }
 
 /* ---- the thread ---- */
@@ -435,7 +443,9 @@ static void *run(void *argument) {
     (void)pthread_setname_np(pthread_self(), "ep-overlap");
     while (at != STAGE_DONE) {
         const bool stop = wait_a_tick();
-        at = at == STAGE_WAITING ? wait_on(s, stop) : record_on(s, stop);
+        at = at == STAGE_WAITING ? wait_on(s, stop)
+             : at == STAGE_OPEN  ? record_on(s, stop)
+                                 : leave_on(stop);
         atomic_store(&context.stage, at);
     }
     pthread_mutex_lock(&context.lock);
