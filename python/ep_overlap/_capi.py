@@ -22,6 +22,8 @@ OVERFLOWS = {"error": 0, "drop_by_weight": 1, "drop_by_position": 2}
 
 ALLGATHER = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t, c_void_p)
 BARRIER = ctypes.CFUNCTYPE(c_int, c_void_p)
+ALLOC = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_uint64)
+FREE = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, c_uint64)
 
 
 class Error(RuntimeError):
@@ -49,7 +51,8 @@ class GroupConfig(_Sized):
         ("members", POINTER(c_int)), ("nmembers", c_int), ("bootstrap", POINTER(Bootstrap)),
         ("threads", c_void_p), ("overlap", c_int), ("dispatcher", c_int), ("delay_wgrad", c_int),
         ("chunks", c_int), ("timeout_s", c_double), ("warn_s", c_double),
-        ("wgrad_limit_bytes", c_uint64), ("nccl_comm", c_void_p),
+        ("wgrad_limit_bytes", c_uint64), ("nccl_comm", c_void_p), ("alloc", ALLOC), ("free", FREE),
+        ("alloc_ctx", c_void_p), ("tensor_parallel", c_int),
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import byref, c_uint64, c_void_p
-from typing import Any, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -50,12 +50,17 @@ class Group:
     torch.distributed group, whose ranks, in its order, form this one.
     engine: "cuda", "host" or None (CUDA if there is a GPU).
     overlap, delay_wgrad: None leaves them to the job's options (srun --ep-overlap, --delay-wgrad).
-    dispatcher: "alltoall", "flex" or None. Raises ValueError and ep_overlap.Error.
+    dispatcher: "alltoall", "flex" or None.
+    torch_memory: what calls take beside their tensors (activations, maps; not the windows, which peers
+    write) comes from torch's allocator and stands in its figures; False: from the driver.
+    tensor_parallel: ranks i*tp .. i*tp+tp-1 hold the same tokens and share the work on them.
+    Raises ValueError and ep_overlap.Error.
     """
 
     def __init__(self, process_group: Any = None, *, engine: Optional[str] = None,
                  overlap: Optional[bool] = None, dispatcher: Optional[str] = None,
-                 delay_wgrad: Optional[bool] = None, chunks: int = 0, timeout_s: float = 0.0) -> None:
+                 delay_wgrad: Optional[bool] = None, chunks: int = 0, timeout_s: float = 0.0,
+                 torch_memory: bool = True, tensor_parallel: int = 0) -> None:
         for name, table, word in (("engine", c.ENGINES, engine), ("dispatcher", c.DISPATCHERS, dispatcher)):
             if word not in table:
                 raise ValueError("%s: found %r, allowed are %s" % (name, word, ", ".join(map(repr, table))))
@@ -63,7 +68,10 @@ class Group:
             engine=c.ENGINES[engine], rank=-1, ranks=-1, dispatcher=c.DISPATCHERS[dispatcher],
             overlap=c.DEFAULT if overlap is None else int(overlap),
             delay_wgrad=c.DEFAULT if delay_wgrad is None else int(delay_wgrad),
-            chunks=chunks, timeout_s=timeout_s)
+            chunks=chunks, timeout_s=timeout_s, tensor_parallel=tensor_parallel)
+        self._memory = _Memory() if torch_memory else None
+        if self._memory is not None:
+            config.alloc, config.free = self._memory.alloc, self._memory.free
         self._bootstrap = None
         if process_group is not None:
             self._bootstrap = _bootstrap_of(process_group)
@@ -74,6 +82,8 @@ class Group:
         c.check(c.library().epo_group_query(self._handle, byref(info)))
         self.rank, self.ranks = info.rank, info.ranks
         self.engine = info.engine.decode()
+        if self._memory is not None:
+            self._memory.on_gpu = self.engine == "cuda"
         self.overlap, self.delay_wgrad = bool(info.overlap), bool(info.delay_wgrad)
         self.reason, self.versions = info.reason.decode(), info.versions.decode()
         self.device = torch.device("cuda", torch.cuda.current_device()) if self.engine == "cuda" else torch.device("cpu")
@@ -106,6 +116,35 @@ class Group:
         if self._handle is not None:
             handle, self._handle = self._handle, None
             c.check(c.library().epo_group_destroy(handle))
+
+
+class _Memory:
+    """torch's allocator as the library calls it; NULL: there is no more."""
+
+    def __init__(self) -> None:
+        self.on_gpu = False  # (nothing is asked for before the group is made)
+        self._held: Dict[int, torch.Tensor] = {}
+        self.alloc, self.free = c.ALLOC(self._alloc), c.FREE(self._free)
+
+    def _alloc(self, _: Any, count: int) -> Optional[int]:
+        try:
+            if self.on_gpu:
+                return torch.cuda.caching_allocator_alloc(count)
+            tensor = torch.empty(count + 255, dtype=torch.uint8)
+            at = (tensor.data_ptr() + 255) // 256 * 256
+            self._held[at] = tensor
+            return at
+        except Exception:  # none may cross into C; the library says what it wanted to have
+            return None
+
+    def _free(self, _: Any, at: int, count: int) -> None:
+        try:
+            if self.on_gpu:
+                torch.cuda.caching_allocator_delete(at)
+            else:
+                self._held.pop(at, None)
+        except Exception as e:
+            print("ep_overlap: freeing %d bytes: %s" % (count, e), flush=True)
 
 
 def _bootstrap_of(group: Any) -> c.Bootstrap:
