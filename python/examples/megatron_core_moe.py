@@ -33,6 +33,7 @@ def ranks_of_step():
 def make_layer(a, ranks):
     from megatron.core import parallel_state
     from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
+    from megatron.core.transformer.moe import moe_utils
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
     from megatron.core.transformer.moe.moe_layer import MoELayer
     from megatron.core.transformer.transformer_config import TransformerConfig
@@ -47,6 +48,8 @@ def make_layer(a, ranks):
         expert_model_parallel_size=ranks, moe_grouped_gemm=False, moe_permute_fusion=False,
         moe_token_dispatcher_type=a.dispatcher,
         **({"moe_flex_dispatcher_backend": a.backend} if a.dispatcher == "flex" else {}))
+    if not hasattr(moe_utils, "te_general_gemm"):  # 0.16.1 looks at it without TransformerEngine, too
+        moe_utils.te_general_gemm = None
     spec = get_moe_module_spec(use_te=False, num_experts=a.experts, moe_grouped_gemm=False)
     return MoELayer(config, spec.submodules, layer_number=1).cuda()
 

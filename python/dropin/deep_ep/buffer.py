@@ -28,10 +28,52 @@ class Config:
 
 
 class Handle:
-    """What `dispatch` leaves for `combine` and for a dispatch of other rows on the same way."""
+    """What `dispatch` leaves for `combine` and for a dispatch of other rows on the same way.
 
-    def __init__(self, tokens: int, ranks_of: torch.Tensor, plans: Dict[Any, Any]) -> None:
-        self.tokens, self.ranks_of, self.plans = tokens, ranks_of, plans
+    ranks_of [T, R]: where tokens go. wide: columns behind a row's own, which carry its indices and
+    weights. mine bool [N, K]: the slots of received rows that are this rank's.
+    """
+
+    def __init__(self, tokens: int, ranks_of: torch.Tensor, wide: int) -> None:
+        self.tokens, self.ranks_of, self.wide = tokens, ranks_of, wide
+        self.mine: Optional[torch.Tensor] = None
+        self.plans: Dict[Any, Any] = {}
+
+
+# Indices and weights travel in the rows themselves, as bf16 columns, so that a layer needs one plan and
+# an exchange less each way. An index (plus one) is two numbers below 256; a float32 is the sum of three
+# bf16, each what the ones before it leave: exact, and so is a sum of such parts and zeros.
+PARTS = 5
+
+
+def wide_of(top_k: int) -> int:
+    """Columns for K slots: whole 16 bytes."""
+    return (PARTS * top_k + 7) // 8 * 8
+
+
+def split_weights(w: torch.Tensor) -> List[torch.Tensor]:
+    """float32 -> three bf16 whose sum it is."""
+    high = w.to(torch.bfloat16)
+    rest = w - high.float()
+    middle = rest.to(torch.bfloat16)
+    return [high, middle, (rest - middle.float()).to(torch.bfloat16)]
+
+
+def join_weights(parts: torch.Tensor, k: int) -> torch.Tensor:
+    f = parts.float()
+    return f[:, :k] + f[:, k : 2 * k] + f[:, 2 * k : 3 * k]
+
+
+def widen(x: torch.Tensor, parts: List[torch.Tensor], wide: int) -> torch.Tensor:
+    """[N, H] with the parts behind it and zeros up to H + wide."""
+    out = torch.empty(x.shape[0], x.shape[1] + wide, dtype=x.dtype, device=x.device)
+    out[:, : x.shape[1]] = x
+    at = x.shape[1]
+    for part in parts:
+        out[:, at : at + part.shape[1]] = part
+        at += part.shape[1]
+    out[:, at:] = 0
+    return out
 
 
 def on_stream(comm: torch.cuda.Stream, inputs: Tuple[Optional[torch.Tensor], ...], previous: Optional[EventOverlap],
@@ -154,6 +196,13 @@ class Buffer:
             handle.plans[key] = self._windows.plan(handle.ranks_of, None, self.group_size, hidden, dtype, 1)
         return handle.plans[key]
 
+    def _rows(self, handle: Handle, x: torch.Tensor) -> torch.Tensor:
+        """Rows alone, on the way of `handle`."""
+        h = x.shape[1]
+        rows, _ = ep_overlap.dispatch(widen(x, [], handle.wide) if handle.wide else x.contiguous(), None,
+                                      self._plan(handle, h + handle.wide, x.dtype))
+        return rows[:, :h].contiguous() if handle.wide else rows
+
     def _ranks_of(self, inside: torch.Tensor) -> torch.Tensor:
         """[T, R] int64: the ranks that a token goes to, then -1."""
         numbers = torch.arange(self.group_size, device=inside.device)
@@ -169,50 +218,65 @@ class Buffer:
         each local expert, handle, event. With `handle`: rows alone, on the same way. [collective]"""
         if isinstance(x, tuple):
             raise NotImplementedError("deep_ep on ep_overlap: FP8 rows with scales are not served")
+        if topk_idx is not None and (x.dtype != torch.bfloat16 or num_tokens_per_expert is None):
+            raise ValueError("dispatch: found x of %s, needed are bfloat16 and num_tokens_per_expert beside "
+                             "topk_idx" % x.dtype)
 
         def cached() -> Any:
-            rows, _ = ep_overlap.dispatch(x, None, self._plan(handle, x.shape[1], x.dtype))
-            return rows, None, None, None, None
+            return self._rows(handle, x), None, None, None, None
+
+        def plain() -> Any:
+            made = Handle(x.shape[0], self._ranks_of(is_token_in_rank), 0)
+            return self._rows(made, x), None, None, None, made
 
         def fresh() -> Any:
-            made = Handle(x.shape[0], self._ranks_of(is_token_in_rank), {})
-            rows, _ = ep_overlap.dispatch(x, None, self._plan(made, x.shape[1], x.dtype))
-            if topk_idx is None:
-                return rows, None, None, None, made
             k, experts = topk_idx.shape[1], num_tokens_per_expert.numel()
-            local = experts // self.group_size
-            weights = topk_weights if topk_weights is not None else torch.zeros(topk_idx.shape, device=x.device)
-            words = torch.cat([topk_idx.to(torch.float32), weights.to(torch.float32)], 1)
-            words, _ = ep_overlap.dispatch(words, None, self._plan(made, 2 * k, torch.float32))
-            index = words[:, :k].to(torch.int64) - self.rank * local
-            mine = (index >= 0) & (index < local)
-            index = torch.where(mine, index, -1)
-            counts = torch.bincount(index[mine], minlength=local).tolist()
+            made = Handle(x.shape[0], self._ranks_of(is_token_in_rank), wide_of(k))
+            local, h = experts // self.group_size, x.shape[1]
+            number = topk_idx + 1
+            parts = [(number // 128).to(x.dtype), (number % 128).to(x.dtype)]
+            if topk_weights is not None:
+                parts += split_weights(topk_weights.to(torch.float32))
+            came, _ = ep_overlap.dispatch(widen(x, parts, made.wide), None, self._plan(made, h + made.wide, x.dtype))
+            index = came[:, h : h + k].to(torch.int64) * 128 + came[:, h + k : h + 2 * k].to(torch.int64)
+            index -= 1 + self.rank * local
+            made.mine = (index >= 0) & (index < local)
+            index = torch.where(made.mine, index, -1)
+            counts = torch.bincount(index.flatten() + 1, minlength=local + 1)[1:].tolist()
             counts = [(n + expert_alignment - 1) // expert_alignment * expert_alignment for n in counts]
-            kept = torch.where(mine, words[:, k:], 0.0) if topk_weights is not None else None
-            return rows, index, kept, counts, made
+            kept = None
+            if topk_weights is not None:
+                kept = torch.where(made.mine, join_weights(came[:, h + 2 * k :], k), 0.0)
+            return came[:, :h].contiguous(), index, kept, counts, made
 
         if handle is None and is_token_in_rank is None:
             raise ValueError("dispatch: is_token_in_rank (from get_dispatch_layout) or a handle is needed")
         with torch.no_grad():
-            out, event = on_stream(self._comm, (x, topk_idx, topk_weights), previous_event, async_finish,
-                                   fresh if handle is None else cached)
+            work = cached if handle is not None else fresh if topk_idx is not None else plain
+            out, event = on_stream(self._comm, (x, topk_idx, topk_weights), previous_event, async_finish, work)
         return (*out, event)
 
     def combine(self, x: torch.Tensor, handle: Handle, topk_weights: Optional[torch.Tensor] = None, bias: Any = None,
                 config: Optional[Config] = None, previous_event: Optional[EventOverlap] = None,
                 async_finish: bool = False, allocate_on_comm_stream: bool = False) -> Any:
-        """rows [N, H] -> [T, H], the sum over ranks; topk_weights [N, K] likewise -> [T, K] or None. [collective]"""
+        """rows [N, H] -> [T, H], the sum over ranks; topk_weights [N, K] -> [T, K] or None: each slot's value
+        from the rank whose slot it is. [collective]"""
         if bias is not None:
             raise NotImplementedError("deep_ep on ep_overlap: bias is not served")
+        if topk_weights is not None and handle.mine is None:
+            raise ValueError("combine: topk_weights needs a handle of a dispatch with topk_idx")
 
         def work() -> Any:
-            y = ep_overlap.combine(x, self._plan(handle, x.shape[1], x.dtype))
-            if topk_weights is None:
+            h = x.shape[1]
+            parts = []
+            if topk_weights is not None:
+                parts = split_weights(torch.where(handle.mine, topk_weights.to(torch.float32), 0.0))
+            rows = widen(x, parts, handle.wide) if handle.wide else x.contiguous()
+            y = ep_overlap.combine(rows, self._plan(handle, h + handle.wide, x.dtype))
+            if not handle.wide:
                 return y, None
-            k = topk_weights.shape[1]
-            wide = torch.nn.functional.pad(topk_weights.to(torch.float32), (0, k))
-            return y, ep_overlap.combine(wide, self._plan(handle, 2 * k, torch.float32))[:, :k].contiguous()
+            back = join_weights(y[:, h:], topk_weights.shape[1]) if topk_weights is not None else None
+            return y[:, :h].contiguous(), back
 
         with torch.no_grad():
             out, event = on_stream(self._comm, (x, topk_weights), previous_event, async_finish, work)
