@@ -17,6 +17,8 @@
 #   nccl       the same, peers by ncclSend and ncclRecv              2 GPUs
 #   features   groups from a communicator, two micro-batches, ...      1 GPU or more
 #   wire       layers and features with e4m3 on the wire               1 GPU or more
+#   nodes      flex across two nodes played in one machine, NCCL       2 GPUs
+#              between them
 #   endure     a stopped rank named, with CUDA_DEVICE_MAX_CONNECTIONS  1 GPU or more
 #              1 and 32; 1,000 repeats of a layer bit for bit
 #   sanitizer  memcheck and racecheck of small cases                 1 GPU
@@ -55,7 +57,7 @@ while getopts n:s:o:Sh option; do
     esac
 done
 shift $((OPTIND - 1))
-phases=${*:-probe units products ways sm80 flex threads processes nccl features wire endure sanitizer bench sweep deep fp32 scale slow tools slurm}
+phases=${*:-probe units products ways sm80 flex threads processes nccl features wire nodes endure sanitizer bench sweep deep fp32 scale slow tools slurm}
 out=${out:-$build/results}
 mkdir -p "$out" || exit 2
 : >"$out/cases.tsv"
@@ -198,6 +200,14 @@ for phase in $phases; do
             run wire2 60 "$build/layer" threads 2 "$cases" "${seed:-0x8e4}" 9 e4m3
             run wire4 60 "$build/layer" processes 4 "$((cases / 2))" "${seed:-0x8e4}" 9 e4m3
             run wire 90 "$build/features" e4m3 late saved tp groups schedule control
+            ;;
+        nodes)
+            if two_gpus nodes; then # NCCL takes a second to begin: few arms
+                run nodes2 60 "$build/layer" processes 2 4 "${seed:-0x21}" 3 nodes=2
+                run nodes4 60 "$build/layer" processes 4 4 "${seed:-0x22}" 3 nodes=2
+                run nodes4t 60 "$build/layer" threads 4 4 "${seed:-0x23}" 3 nodes=2
+                run nodesw 60 "$build/layer" processes 2 2 "${seed:-0x24}" 3 e4m3 nodes=2
+            fi
             ;;
         endure)
             for connections in 1 32; do
