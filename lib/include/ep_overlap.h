@@ -145,7 +145,8 @@ typedef struct epo_group_config {
      * SLURM_PROCID/SLURM_NTASKS; none of them: 0 of 1. */
     int rank, ranks;
     /* Sub-groups: ranks of the world that form this group, in group order;
-     * NULL: all.  A rank that is not listed must not make the call. */
+     * NULL: all.  A rank that is not listed must not make the call.  The ranks of a group
+     * are on one machine: others are refused by name. */
     const int *members;
     int nmembers;
     const epo_bootstrap *bootstrap; /* NULL: by the step's or launcher's environment */

@@ -55,6 +55,16 @@ check "one rank, no launcher" runs
 check "ranks without tokens" runs --launch 4 --batch 2 --overlap on
 check "SGD and bf16" runs --launch 2 --optimizer sgd --dtype bf16
 check "the engine by name" runs --engine host
+last_loss() { sed -n 's/.*lm loss: \([0-9.E+-]*\).*/\1/p' "$work/out" | tail -1; }
+runs --launch 4 --dispatcher flex --overlap on
+one=$(last_loss)
+EP_OVERLAP_NODES=0,0,1,1 runs --launch 4 --dispatcher flex --overlap on --chunks 2
+check "two nodes: status 0" test $? = 0
+near() { awk -v a="$1" -v b="$2" 'BEGIN { d = a - b; exit !(a > 0 && (d < 0 ? -d : d) < 1e-4 * a) }'; }
+check "two nodes: the loss of one" near "$one" "$(last_loss)"
+EP_OVERLAP_NODES=0,1,1,1 runs --launch 4 --dispatcher flex
+check "nodes that differ: status 1" test $? = 1
+check "nodes that differ: the reason" grep -q 'the nodes of a group must have the same number of ranks' "$work/err"
 runs --engine cuda --launch 2
 check "no GPU to use: status 1" test $? = 1
 check "no GPU to use: the reason, once" grep -qE '^ep-train: (no GPU to use|no NVIDIA driver here|.*engine_cuda.so)' "$work/err"
