@@ -7,7 +7,7 @@
                                                         EP = 2 to 2048 from a saved fit
 
 Forward pass, one rank; every coefficient is at least 0:
-  FFN        = fixed + FLOPs / rate + weight bytes / bandwidth
+  FFN        = FLOPs / rate + weight bytes / bandwidth + fixed
   serial     = FFN + fixed + wire bytes / link + expert-row bytes x local
   overlapped = max(FFN + first + last, wire + FFN / n) + fixed + n x a chunk's
                + expert-row bytes x local + contention x what of communication lies beside the FFN
@@ -167,6 +167,11 @@ def nonnegative(rows, targets, weights):
 
 # ---- the model ------------------------------------------------------------------------------
 
+def ffn_columns(p):
+    """Where all runs had the same weights, what does not grow with rows is theirs."""
+    return p.flops, p.weights, 1
+
+
 class Model:
     """Milliseconds of bytes and FLOPs."""
 
@@ -174,7 +179,7 @@ class Model:
         self.ffn, self.serial, self.overlapped = ffn, serial, overlapped
 
     def ffn_ms(self, p):
-        return sum(c * v for c, v in zip(self.ffn[p.dispatcher], (1, p.flops, p.weights)))
+        return sum(c * v for c, v in zip(self.ffn[p.dispatcher], ffn_columns(p)))
 
     def wire_ms(self, p, nbytes):
         return self.serial[p.dispatcher][1] * nbytes
@@ -215,7 +220,7 @@ def fit(points):
     model = Model({}, {}, {})
     for name in sorted({p.dispatcher for p in points}):
         mine = [p for p in points if p.dispatcher == name]
-        model.ffn[name] = nonnegative([(1, p.flops, p.weights) for p in mine],
+        model.ffn[name] = nonnegative([ffn_columns(p) for p in mine],
                                       [p.ffn_ms for p in mine], [1 / p.ffn_ms for p in mine])
         model.serial[name] = fit_part([p for p in mine if not p.overlap],
                                       lambda p: (1, 2 * p.wire, p.row_bytes),
@@ -260,8 +265,8 @@ def per(value, unit):
 def show(model):
     for name, c in model.serial.items():
         f = model.ffn[name]
-        print(f"{name} FFN: {f[0] * 1e3:.0f} us + FLOPs at {per(f[1], 1e-9)} TFLOP/s + weights at "
-              f"{per(f[2], 1e-6)} GB/s")
+        print(f"{name} FFN: FLOPs at {per(f[0], 1e-9)} TFLOP/s + weights at {per(f[1], 1e-6)} GB/s "
+              f"+ {f[2] * 1e3:.0f} us")
         print(f"{name} serial: {c[0] * 1e3:.0f} us + wire at {per(c[1], 1e-6)} GB/s + expert rows "
               f"at {per(c[2], 1e-6)} GB/s")
         c = model.overlapped[name]
@@ -307,19 +312,24 @@ class Far:
         shape = {"tokens": tokens, "hidden": hidden, "ffn": ffn, "experts": experts,
                  "top_k": top_k, "ranks": ranks, "type": "bf16"}
         arm = {"dispatcher": "alltoall" if way == "alltoall" else "flex", "overlap": True,
-               "chunks": min(8, local), "forward": {"ms": {"median": 1.0}},
-               "ffn_alone_forward_ms": 1.0, "delay_wgrad": False}
+               "chunks": 1, "forward": {"ms": {"median": 1.0}}, "ffn_alone_forward_ms": 1.0,
+               "delay_wgrad": False}
         p = Point(shape, arm, "paper")
         self.ffn = model.ffn_ms(p)
         c = model.overlapped[p.dispatcher]
-        share = first_share(p.dispatcher, experts, top_k, ranks, p.chunks)
-        floor = max(self.ffn + share * self.wire, self.wire + self.ffn / p.chunks)
-        # A network card takes no SM and no copy engine: only NVLink's part contends.
-        beside = min(self.ffn, (1 - share) * inside * row * link * (1 + shrink))
-        self.overlapped = (floor + c[0] + c[1] * p.chunks + c[2] * beside + c[3] * p.row_bytes)
-        pieces = local * (ranks - 1) if way == "alltoall" else p.chunks * (ranks - 1)
+        # As the engine does: as many chunks as are fastest, of those there are experts for.
+        self.overlapped, self.chunks = math.inf, 1
+        for chunks in (n for n in (1, 2, 4, 8) if n <= local):
+            share = first_share(p.dispatcher, experts, top_k, ranks, chunks)
+            floor = max(self.ffn + share * self.wire, self.wire + self.ffn / chunks)
+            # A network card takes no SM and no copy engine: only NVLink's part contends.
+            beside = min(self.ffn, (1 - share) * inside * row * link * (1 + shrink))
+            took = floor + c[0] + c[1] * chunks + c[2] * beside + c[3] * p.row_bytes
+            if took < self.overlapped:
+                self.overlapped, self.chunks = took, chunks
+        pieces = local * (ranks - 1) if way == "alltoall" else self.chunks * (ranks - 1)
         self.cpu = 2 * pieces * PIECE
-        self.record = ranks * (experts + ranks * (1 + 2 * p.chunks)) * 4 / 1e6  # MB a plan
+        self.record = ranks * (experts + ranks * (1 + 2 * self.chunks)) * 4 / 1e6  # MB a plan
         # Rows from every rank, and what comes back.
         self.window = tokens * (ranks + min(ranks, top_k)) * hidden * 2 / 1e9
 
@@ -331,7 +341,7 @@ def paper(args):
     ways = ("alltoall", "flex", "node", "e4m3", "limited")
     print(f"workload {args.workload}, {args.tokens} tokens a rank, {args.net:g} GB/s a GPU between "
           f"nodes of {NODE}; forward, ms; experts: the larger of the workload's and EP")
-    print("| EP | experts | FFN | " + " | ".join(f"{w}: wire, overlapped" for w in ways) +
+    print("| EP | experts | FFN | " + " | ".join(f"{w}: wire, layer (chunks)" for w in ways) +
           " | CPU of copies (flex) | counts of a plan, MB | window (flex), GB |")
     print("|" + "---|" * (6 + len(ways)))
     for ranks in (2, 8, 64, 128, 256, 512, 1024, 2048):

@@ -12,7 +12,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import model  # noqa: E402
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-TRUE = model.Model({"alltoall": [0.02, 1 / 600e9, 1 / 4e9], "flex": [0.01, 1 / 650e9, 1 / 4e9]},
+TRUE = model.Model({"alltoall": [1 / 600e9, 1 / 4e9, 0.02], "flex": [1 / 650e9, 1 / 4e9, 0.01]},
                    {"alltoall": [0.05, 1 / 380e6, 1 / 900e6], "flex": [0.1, 1 / 380e6, 1 / 700e6]},
                    {"alltoall": [0.03, 0.004, 0.2, 1 / 2e9],
                     "flex": [0.09, 0.003, 0.3, 1 / 800e6]})
@@ -116,6 +116,11 @@ class Command(Files):
         self.assertEqual(len(done.stdout.splitlines()), 11)
         wire = [float(line.split("|")[5].split(",")[0]) for line in done.stdout.splitlines()[3:]]
         self.assertEqual(wire, sorted(wire))
+
+    def test_paper_from_what_is_kept(self):
+        done = self.run_model("paper", os.path.join(HERE, "model-h200.json"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stdout, r"\n\| 64 \| 128 \| 0\.4")
 
     def test_wrong_inputs_are_named(self):
         good = self.many()
