@@ -1,0 +1,229 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Torch jobs that a preloaded library must not be noticed by, with it and without.
+
+    preload.py LIBRARY [part ...]
+        segments   allocations of all sizes come and go beside exchanges, with expandable
+                   segments and without
+        loaders    data loaders that fork workers, again and again, beside exchanges
+        groups     process groups made, used and destroyed; one aborted
+        crash      a rank that dies of a signal inside a step
+        plain      python without torch, with threads and processes
+
+Two ranks where there are two GPUs, else one. Each part prints a digest of what its ranks saw;
+output, status and digest have to be the same plain, observed with the recorder, and accelerated.
+"""
+import argparse
+import concurrent.futures
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = os.path.abspath(__file__)
+MB = 1 << 20
+
+
+class Ranks:
+    def __init__(self):
+        import datetime
+
+        import torch
+        import torch.distributed as dist
+
+        self.torch, self.dist = torch, dist
+        self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.device = torch.device("cuda", self.rank)
+        torch.cuda.set_device(self.device)
+        dist.init_process_group(
+            "nccl", init_method=os.environ["PRELOAD_TEST_MEET"], rank=self.rank,
+            world_size=self.ranks, timeout=datetime.timedelta(seconds=30),
+        )
+        self.digest = hashlib.sha256()
+        self.rng = random.Random(7)  # the same on all ranks
+
+    def exchange(self, elements, group=None):
+        """Uneven, in memory that is new; what arrives goes into the digest."""
+        torch = self.torch
+        counts = [[1 + (elements * (s + 2 * d + 1)) // 7 for d in range(self.ranks)]
+                  for s in range(self.ranks)]
+        mine, theirs = counts[self.rank], [counts[s][self.rank] for s in range(self.ranks)]
+        source = torch.arange(sum(mine), device=self.device, dtype=torch.int64) * (self.rank + 3)
+        target = torch.empty(sum(theirs), device=self.device, dtype=torch.int64)
+        self.dist.all_to_all_single(target, source, theirs, mine, group=group)
+        del source
+        weights = torch.arange(target.numel(), device=self.device, dtype=torch.int64) % 1009 + 1
+        self.digest.update(str(int((target * weights).sum())).encode())
+
+    def end(self):
+        print(self.digest.hexdigest(), flush=True)
+        self.dist.destroy_process_group()
+
+
+def rank_segments():
+    r = Ranks()
+    torch, kept = r.torch, []
+    for i in range(250):
+        kept.append(torch.empty(r.rng.randrange(1, 64 * MB), dtype=torch.int8, device=r.device))
+        if len(kept) > 12:
+            for _ in range(r.rng.randrange(1, 12)):
+                kept.pop(r.rng.randrange(len(kept)))
+        r.exchange(int(2 ** r.rng.uniform(4, 21)))
+        if i % 50 == 49:
+            kept.clear()
+            torch.cuda.empty_cache()
+    r.end()
+
+
+class Items:
+    def __len__(self):
+        return 256
+
+    def __getitem__(self, i):
+        import torch
+
+        return torch.full((64,), i)
+
+
+def rank_loaders():
+    r = Ranks()
+    from torch.utils.data import DataLoader
+
+    for _ in range(4):
+        for batch in DataLoader(Items(), batch_size=16, num_workers=6, pin_memory=True):
+            r.digest.update(str(int(batch.sum())).encode())
+            r.exchange(1 << 18)
+    r.end()
+
+
+def rank_groups():
+    r = Ranks()
+    everybody = list(range(r.ranks))
+    for i in range(12):
+        group = r.dist.new_group(everybody)
+        r.exchange(1 << 19, group)
+        r.exchange(1 << 12)
+        r.torch.cuda.synchronize()
+        if i % 3 == 2 and hasattr(r.dist.distributed_c10d, "_abort_process_group"):
+            r.dist.distributed_c10d._abort_process_group(group)
+        else:
+            r.dist.destroy_process_group(group)
+    r.exchange(1 << 19)
+    r.end()
+
+
+def rank_crash():
+    r = Ranks()
+    for i in range(40):
+        r.exchange(1 << 18)
+        if i == 30 and r.rank == r.ranks - 1:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if i == 30:
+            time.sleep(1)
+            print(r.digest.hexdigest(), flush=True)
+            os._exit(5)
+
+
+def rank_plain():
+    import multiprocessing
+    import threading
+
+    def fork_some():
+        for _ in range(10):
+            child = os.fork()
+            if child == 0:
+                os._exit(0)
+            os.waitpid(child, 0)
+
+    threads = [threading.Thread(target=fork_some) for _ in range(4)]
+    for t in threads:
+        t.start()
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        print(sum(pool.map(abs, range(-50, 50))), flush=True)
+    for t in threads:
+        t.join()
+
+
+# ---- runs ----------------------------------------------------------------------------------
+
+
+def run(library, mode, part, ranks, extra, limit):
+    folder = tempfile.mkdtemp(prefix="ep-preload-")
+    jobs = []
+    for r in range(ranks):
+        env = dict(os.environ, RANK=str(r), WORLD_SIZE=str(ranks),
+                   PRELOAD_TEST_MEET=f"file://{folder}/meet", **extra)
+        if mode != "plain":
+            env.update(LD_PRELOAD=library, EP_OVERLAP_INTERPOSE=mode)
+        if mode == "observe":
+            env.update(EP_OVERLAP_RECORD=folder, EP_OVERLAP_RECORD_WINDOW="0.1-20s")
+        jobs.append(subprocess.Popen([sys.executable, HERE, "--rank", part], env=env, text=True,
+                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+    out = []
+    for job in jobs:
+        try:
+            text, errors = job.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            job.kill()
+            text, errors = job.communicate()
+            text += "TIMEOUT"
+        ours = [line for line in errors.splitlines() if "ep-overlap" in line]
+        out.append({"status": job.returncode, "out": text, "ours": ours, "errors": errors[-1500:]})
+    return out
+
+
+def same(library, name, ranks, extra=None, limit=40):
+    part = name.split("-")[0]
+    modes = ["plain", "observe", "accelerate"]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        runs = dict(zip(modes, pool.map(
+            lambda m: run(library, m, part, ranks, extra or {}, limit), modes)))
+    plain = [(r["status"], r["out"]) for r in runs["plain"]]
+    bad = any("TIMEOUT" in out for _, out in plain)
+    for mode in modes[1:]:
+        bad |= [(r["status"], r["out"]) for r in runs[mode]] != plain
+        # whoever asked for nothing hears nothing; the recorder has its lines
+        bad |= mode == "accelerate" and any(r["ours"] for r in runs[mode])
+    print(f"{name}: {'FAILED' if bad else 'ok'}; plain {plain}", flush=True)
+    for mode in modes[1:]:
+        print(f"  {mode}: {[r['ours'] for r in runs[mode]]}", flush=True)
+        for r in runs[mode]:
+            if bad:
+                print(json.dumps(r), flush=True)
+    return bad
+
+
+def main():
+    if len(sys.argv) > 1 and sys.argv[1] == "--rank":
+        globals()["rank_" + sys.argv[2]]()
+        return 0
+    parser = argparse.ArgumentParser()
+    parser.add_argument("library")
+    parser.add_argument("parts", nargs="*",
+                        default=["segments", "loaders", "groups", "crash", "plain"])
+    options = parser.parse_args()
+    gpus = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.count("GPU ")
+    if gpus == 0:
+        print("preload.py: no GPU here: nothing was run", file=sys.stderr)
+        return 2
+    ranks, library = min(2, gpus), os.path.abspath(options.library)
+    failed = []
+    for part in options.parts:
+        if part == "segments":
+            for word in ("True", "False"):
+                conf = {"PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{word}"}
+                if same(library, f"segments-{word}", ranks, conf):
+                    failed.append(f"{part}-{word}")
+        elif same(library, part, 1 if part == "plain" else ranks):
+            failed.append(part)
+    print("failed: " + (" ".join(failed) or "none"), flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
