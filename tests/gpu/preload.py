@@ -177,7 +177,7 @@ def run(library, mode, part, ranks, extra, limit):
     return out
 
 
-def same(library, name, ranks, extra=None, limit=40):
+def same(library, name, ranks, extra=None, limit=22):
     part = name.split("-")[0]
     modes = ["plain", "observe", "accelerate"]
     with concurrent.futures.ThreadPoolExecutor() as pool:
