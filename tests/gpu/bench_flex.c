@@ -2,10 +2,11 @@
  *
  * bench_flex.c - flex's kernels: right first, then their time beside peer copies.
  *
- *   bench_flex check [SEED]   random shapes against maps made on the CPU and sums in
- *                             fp64; 1,000 repeats; a rank that stopped
- *   bench_flex time [all]     workloads D and Q and 128 tokens (2 GPUs; with one, the
- *                             local passes only); all: rows cut in other ways too
+ *   bench_flex check [SEED [CASES]]  random shapes against maps made on the CPU and sums
+ *                             in fp64; 1,000 repeats; a rank that stopped
+ *   bench_flex time           workloads D and Q and 128 tokens (2 GPUs; with one, the
+ *                             local passes only)
+ *   bench_flex time all       the combine with blocks of other shapes, in turns
  *
  * Ranks are threads; rank r uses GPU r, modulo their number. Each figure is the median
  * of 9 runs of a graph of 10 calls, the slowest rank; outputs are poisoned before the
@@ -16,19 +17,12 @@
 enum { CALLS = 10, RUNS = 9 };
 
 static const char *const step_name[STEPS] = {
-    [PLAN_PUSH] = "plan+counts+push",
-    [PUSH] = "push, peers' rows",
-    [PUSH_ALL] = "push, all rows",
-    [PUSH_EXPAND] = "push, expand (meta)",
-    [FP8] = "push, expand in e4m3",
-    [EXPAND] = "expand alone",
-    [DISPATCH] = "dispatch (cached)",
-    [COMBINE] = "combine",
-    [COMBINE_LOADS] = "combine, plain loads",
-    [FP8_PUSH] = "push in e4m3",
-    [COPY_STORES] = "peer copy by stores",
-    [COPY_ENGINE] = "peer copy by engine",
-    [STORES_ROWS] = "push by stores",
+    [PLAN_PUSH] = "plan+counts+push",      [PUSH] = "push, peers' rows",
+    [PUSH_ALL] = "push, all rows",         [PUSH_EXPAND] = "push, expand (meta)",
+    [FP8] = "push, expand in e4m3",        [EXPAND] = "expand alone",
+    [DISPATCH] = "dispatch (cached)",      [COMBINE] = "combine",
+    [FP8_PUSH] = "push in e4m3",           [COPY_STORES] = "peer copy by stores",
+    [COPY_ENGINE] = "peer copy by engine", [STORES_ROWS] = "push by stores",
     [COPY_BULK] = "peer copy in bulk",
 };
 
@@ -108,9 +102,7 @@ static void compare(double engine) {
                     "%.2f of HybridEP's; combine %.2f of HybridEP's (copies %.3f of theirs)\n",
                     budget[i], figure[i][PLAN_PUSH] * scale / rivals[j].deepep,
                     figure[i][DISPATCH] * scale / rivals[j].hybrid,
-                    fmin(figure[i][COMBINE], figure[i][COMBINE_LOADS]) * scale /
-                        rivals[j].hybrid_combine,
-                    scale);
+                    figure[i][COMBINE] * scale / rivals[j].hybrid_combine, scale);
 }
 
 static void time_run(side *s) {
@@ -160,30 +152,20 @@ static void time_run(side *s) {
                1e-6 * (double)remote, engine, copy);
 }
 
-/* The same with rows cut otherwise. */
+/* The same with blocks of other shapes, in turns. */
 static void cut_run(side *s) {
-    static const int tiles[] = {2048, 4096, 8192}, stages[] = {9, 18, 36, 54, 72};
-    static const step what[] = {PUSH, PUSH_ALL, EXPAND, DISPATCH};
-    for (int b = 16; b <= 24; b += 8) {
-        s->f.blocks = b;
-        for (int i = 0; i < 3; i++) {
-            s->f.tile = tiles[i];
-            for (int w = 0; w < 4; w++) {
-                const double us = s->sh->ranks == 1 && w < 2 ? 0 : time_step(s, what[w]);
+    for (int round = 0; round < 2; round++)
+        for (int b = 16; b <= 24; b += 8) {
+            s->f.blocks = b;
+            for (int i = 0; i <= 6; i++) {
+                s->f.shape = i;
+                const double us = time_step(s, COMBINE);
                 if (s->rank == 0)
-                    printf("%-4s %3d SMs  tile %5d  %-22s %8.1f us\n", workload, b, tiles[i],
-                           step_name[what[w]], us);
+                    printf("%-4s %3d SMs  shape %3d    %-22s %8.1f us\n", workload, b, i,
+                           step_name[COMBINE], us);
             }
+            s->f.shape = 0;
         }
-        for (int i = 0; i < 5; i++) {
-            s->f.stage = stages[i] << 10;
-            const double us = time_step(s, COMBINE);
-            if (s->rank == 0)
-                printf("%-4s %3d SMs  stage %3d KB %-22s %8.1f us\n", workload, b, stages[i],
-                       step_name[COMBINE], us);
-        }
-        s->f.stage = s->f.tile = 0;
-    }
 }
 
 /* ---- programs ---- */
@@ -268,20 +250,23 @@ int main(int argc, char **argv) {
         if (pair == 1)
             printf("skipped: peers' rows (one GPU here): local passes of one rank only\n");
         workload = "Q";
+        if (argc > 2) {
+            run(CUT, &q);
+            workload = "D";
+            run(CUT, &d);
+            workload = "Q128";
+            run(CUT, &small);
+            return 0;
+        }
         run(TIME, &q);
         workload = "Q128";
         run(TIME, &small);
         workload = "D";
         run(TIME, &d);
-        if (argc > 2) {
-            run(CUT, &d);
-            workload = "Q";
-            run(CUT, &q);
-        }
         return 0;
     }
     if (argc < 2 || strcmp(argv[1], "check") != 0) {
-        fprintf(stderr, "usage: bench_flex check [SEED] | time [all]\n");
+        fprintf(stderr, "usage: bench_flex check [SEED [CASES]] | time [all]\n");
         return 2;
     }
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 0) : 1;
@@ -292,7 +277,7 @@ int main(int argc, char **argv) {
     small.tokens[1] = 300;
     late.tokens[0] = late.tokens[1] = late.most = 64;
     run(CASE, &q);
-    for (int i = 0; i < 24; i++) {
+    for (int i = 0; i < (argc > 3 ? (int)strtol(argv[3], NULL, 10) : 24); i++) {
         const shape s = random_shape(seed + (uint64_t)i);
         number = i + 1;
         run(CASE, &s);

@@ -26,7 +26,7 @@ PROGRAMS := units layer bench features products endure
 BENCH := bench bench_cpu bench_ffn bench_report
 HEADERS := $(wildcard lib/*/*.h lib/backend/*/*.h lib/backend/cuda/*.cuh lib/backend/cuda/gemm/*.h lib/backend/cuda/gemm/*.cuh tests/gpu/*.h tests/fault/*.h)
 
-all: $(PROGRAMS:%=$(O)/%) $(O)/bench_flex $(O)/fault $(O)/engine_cuda.so
+all: $(PROGRAMS:%=$(O)/%) $(O)/bench_flex $(O)/fault $(O)/flex_floor $(O)/engine_cuda.so
 
 $(O)/config.h: configure.ac
 	@mkdir -p $(@D)
@@ -52,6 +52,8 @@ $(O)/bench: $(BENCH:%=$(O)/tests/gpu/%.o) $(O)/engine.a
 # Kernels alone: nothing of the engine.
 FLEX := flex_fp8 flex_plan flex_rows flex_segments flex_sum kernels
 $(O)/bench_flex: $(O)/tests/gpu/bench_flex.o $(O)/tests/gpu/flex_side.o $(O)/tests/gpu/flex_check.o $(FLEX:%=$(O)/lib/backend/cuda/%.cu.o) $(O)/lib/backend/route.o $(O)/lib/backend/route_flex.o
+	$(CC) -pthread -o $@ $^ $(LIBS)
+$(O)/flex_floor: $(O)/tests/gpu/flex_floor.cu.o
 	$(CC) -pthread -o $@ $^ $(LIBS)
 # One rank is struck, the others have to end well (tests/fault/run.sh).
 FAULT := fault judge watch strike job apart device_cuda

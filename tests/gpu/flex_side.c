@@ -218,12 +218,6 @@ void issue(side *s, step what) {
             TEST_CUDA(gpu_flex_arrived(s->stream, f));
         break;
     }
-    case COMBINE_LOADS: {
-        gpu_flex loads = *f;
-        loads.stage = -1;
-        TEST_CUDA(gpu_flex_combine(s->stream, &loads, s->z, s->y));
-        break;
-    }
     case EXPAND: TEST_CUDA(gpu_flex_expand(s->stream, f, s->x, s->rows)); break;
     case DISPATCH: TEST_CUDA(gpu_flex_dispatch(s->stream, f, s->x, s->rows)); break;
     case COMBINE: TEST_CUDA(gpu_flex_combine(s->stream, f, s->z, s->y)); break;

@@ -53,7 +53,6 @@ typedef enum step {
     EXPAND, /* alone, no waiting */
     DISPATCH,
     COMBINE,
-    COMBINE_LOADS, /* summands by plain loads */
     FP8_PUSH,
     COPY_STORES,
     COPY_ENGINE,

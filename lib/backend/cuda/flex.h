@@ -50,7 +50,7 @@ typedef struct gpu_flex {
     epo_dtype type;
     uint64_t epoch;  /* of this use: 1, 2, ... */
     int blocks;      /* of every rank's grids */
-    int tile, stage; /* bytes of a row, and of a token's summands, at a time; 0: as measured best */
+    int tile, shape; /* bytes of a row at a time; combine's blocks; 0: as measured best */
     uint64_t limit_ns;
     unsigned *late;             /* mapped host memory: [2] */
     const int32_t *sum, *token; /* of the plan */
@@ -94,7 +94,8 @@ cudaError_t gpu_flex_combine(cudaStream_t stream, const gpu_flex *f, const void 
 
 /* Does this device copy in bulk (sm_90), and was this code built for that? */
 bool gpu_flex_bulk(void);
-/* Segments of whole 16-byte units by bulk copies (sm_90): as gpu_kernel_segments, and
+/* Segments of whole 16-byte units by bulk copies (sm_90): as gpu_kernel_segments (zeros for
+ * -1), and
  * rows that are the fp32 sum, in order, of the `width` rows that index names (-1: none). */
 cudaError_t gpu_flex_copy_segments(cudaStream_t stream, int blocks, const gpu_segment *segments,
                                    int count, uint32_t row_bytes);

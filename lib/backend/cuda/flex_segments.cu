@@ -41,6 +41,10 @@ __device__ __forceinline__ int64_t in_turns(int64_t row, int64_t rows) {
 }
 #endif
 
+/* What a row that index leaves out is made of, a piece at a time. */
+constexpr int kPiece = 4096;
+__device__ uint4 nothing[kPiece / 16];
+
 __global__ void __launch_bounds__(512, 1)
     copy_rows(const __grid_constant__ Table table, uint32_t row_bytes, Cut cut) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -55,7 +59,9 @@ __global__ void __launch_bounds__(512, 1)
             const gpu_segment &s = table.s[segment_of(table, row)];
             const int64_t in = row - table.before[&s - table.s];
             *bytes = (int)row_bytes - at < cut.bytes ? (int)row_bytes - at : cut.bytes;
-            return s.src + (s.index ? (int64_t)__ldg(s.index + in) : in) * row_bytes + at;
+            const int64_t from = s.index ? (int64_t)__ldg(s.index + in) : in;
+            return from >= 0 ? s.src + from * row_bytes + at
+                             : reinterpret_cast<const char *>(nothing);
         },
         [&](int64_t) { return 0; },
         [&](int, int64_t i, char *stage) {
@@ -72,37 +78,37 @@ __global__ void __launch_bounds__(512, 1)
 #endif
 }
 
+using SumShape = sums::Shape<20, 2, 4>;
+
 template <typename T>
-__global__ void __launch_bounds__(sums::kThreads<false>, 1)
+__global__ void __launch_bounds__(SumShape::kThreads, 1)
     sum_rows(const __grid_constant__ Table table, uint32_t row_bytes, int width, sums::Cut cut) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    extern __shared__ __align__(128) char shared[];
+    __shared__ uint32_t taken;
     const int lane = threadIdx.x % 32;
-    sums::Sums s = sums::sums_open(shared, cut);
     const int64_t rows = table.before[table.count];
-    auto piece_of = [&](int64_t i) {
-        sums::Piece p = sums::piece_of(cut, row_bytes, i);
-        p.row = in_turns(p.row, rows);
-        return p;
-    };
-    sums::sums_run<T, false>(
-        s, rows * cut.tiles, row_bytes,
-        [&](int64_t i) {
-            const int64_t row = piece_of(i).row;
+    auto row_of = [&](uint32_t i) { return in_turns(sums::piece_of(cut, row_bytes, i).row, rows); };
+    if (threadIdx.x == 0)
+        taken = 0;
+    __syncthreads();
+    sums::sums_run<T, SumShape>(
+        &taken, cut, (uint32_t)rows * cut.tiles, row_bytes,
+        [&](uint32_t i) {
+            const int64_t row = row_of(i);
             const int n = segment_of(table, row);
             return lane < width ? __ldg(table.s[n].index + (row - table.before[n]) * width + lane)
                                 : -1;
         },
-        [&](int64_t i, int32_t from) {
-            const sums::Piece p = piece_of(i);
-            const char *src = table.s[segment_of(table, p.row)].src;
+        [&](uint32_t, int32_t from) { return from; },
+        [&](uint32_t i, const sums::Piece &p, int32_t from) {
+            const char *src = table.s[segment_of(table, row_of(i))].src;
             return sums::Summand{from >= 0 ? src + (int64_t)from * row_bytes + p.at : nullptr,
                                  nullptr, false};
         },
-        [&](int64_t i) {
-            const sums::Piece p = piece_of(i);
-            const int n = segment_of(table, p.row);
-            return table.s[n].dst + (p.row - table.before[n]) * row_bytes + p.at;
+        [&](uint32_t i, const sums::Piece &p) {
+            const int64_t row = row_of(i);
+            const int n = segment_of(table, row);
+            return table.s[n].dst + (row - table.before[n]) * row_bytes + p.at;
         });
 #endif
 }
@@ -136,15 +142,11 @@ unsigned grid_of(const Table &t, int tiles, int warps, int blocks) {
 template <typename T>
 cudaError_t sum_by_type(cudaStream_t stream, int blocks, const gpu_segment *segments, int count,
                         int width, uint32_t row_bytes) {
-    const sums::Cut cut = sums::cut_sums(width, row_bytes, 0);
-    const size_t bytes = sums::sum_bytes(cut);
-    cudaError_t e =
-        cudaFuncSetAttribute(sum_rows<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    if (e != cudaSuccess)
-        return e;
     return by_table(segments, count, [&](const Table &table) {
-        const unsigned grid = grid_of(table, cut.tiles, 1, blocks);
-        sum_rows<T><<<grid, sums::kThreads<false>, bytes, stream>>>(table, row_bytes, width, cut);
+        const sums::Cut cut = sums::cut_sums(table.before[table.count], blocks, SumShape::kWarps,
+                                             SumShape::kSpan, row_bytes);
+        const unsigned grid = grid_of(table, (int)cut.tiles, SumShape::kWarps, blocks);
+        sum_rows<T><<<grid, SumShape::kThreads, 0, stream>>>(table, row_bytes, width, cut);
         return cudaGetLastError();
     });
 }
@@ -164,7 +166,7 @@ extern "C" bool gpu_flex_bulk(void) {
 extern "C" cudaError_t gpu_flex_copy_segments(cudaStream_t stream, int blocks,
                                               const gpu_segment *segments, int count,
                                               uint32_t row_bytes) {
-    const Cut cut = cut_rows(row_bytes, 4096, 16);
+    const Cut cut = cut_rows(row_bytes, kPiece, 16);
     const size_t bytes = (size_t)cut.warps * kStages * ((size_t)cut.bytes + 8);
     cudaError_t e =
         cudaFuncSetAttribute(copy_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
