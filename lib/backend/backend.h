@@ -255,6 +255,20 @@ typedef struct epo_rows_gather {
     epo_dtype type;
 } epo_rows_gather;
 
+/* Each row to its places among dst's rows, read once; rows of dst with pad[i] < 0 become
+ * zeros. */
+typedef struct epo_rows_spread {
+    void *dst;
+    const void *src;
+    const int32_t *place; /* [rows][width], -1: none */
+    uint64_t rows;
+    int width;           /* at most 32 */
+    uint64_t skip, past; /* rows [skip, past) are there already */
+    const int32_t *pad;  /* [dst_rows] */
+    uint64_t dst_rows;
+    uint32_t row_bytes;
+} epo_rows_spread;
+
 /* dst[i] = sum over j ascending, in fp32, of src[index[i*width + j]], -1 passed
  * over, rounded once to `type`. */
 typedef struct epo_rows_reduce {
@@ -410,6 +424,8 @@ typedef struct epo_backend_ops {
 
     epo_status (*exchange)(epo_queue *q, const epo_exchange *x, const epo_deps *deps);
     epo_status (*gather)(epo_queue *q, const epo_rows_gather *g, const epo_deps *deps);
+    /* NULL: gather serves. */
+    epo_status (*spread)(epo_queue *q, const epo_rows_spread *s, const epo_deps *deps);
     /* NULL: rows travel as they are, and gather knows no wire rows. */
     epo_status (*wire_pack)(epo_queue *q, const epo_wire_pack *p, const epo_deps *deps);
     epo_status (*reduce)(epo_queue *q, const epo_rows_reduce *r, const epo_deps *deps);

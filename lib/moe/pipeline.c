@@ -256,20 +256,47 @@ void moe_pass_dispatch(moe_pass *p, const void *src) {
         moe_link_sent_on(p);
 }
 
+/* The chunk's rows to their expert-major place in dst. */
+static epo_rows_gather expand_rows(const moe_pass *p, int chunk, void *dst) {
+    const epo_buffer *b = p->buffer;
+    uint64_t first = moe_pass_first_row(p, chunk), rows = moe_pass_first_row(p, chunk + 1) - first;
+    p->group->stats.local_bytes += 2 * rows * b->row_bytes;
+    return (epo_rows_gather){.dst = (char *)dst + first * b->row_bytes,
+                             .src = moe_buffer_at(b, b->dispatch.rows),
+                             .index = p->plan->expand + first,
+                             .rows = rows,
+                             .row_bytes = (uint32_t)b->row_bytes,
+                             .wire = moe_buffer_wire(b),
+                             .type = b->type};
+}
+
+/* All rows in one piece, where they return in the order in which they came: then each is
+ * read once. */
+static epo_rows_spread expand_all(const moe_pass *p, void *dst) {
+    const epo_plan *plan = p->plan;
+    const epo_buffer *b = p->buffer;
+    p->group->stats.local_bytes += (plan->back_rows + plan->rows) * b->row_bytes;
+    return (epo_rows_spread){.dst = dst,
+                             .src = moe_buffer_at(b, b->dispatch.rows),
+                             .place = plan->back,
+                             .rows = plan->back_rows,
+                             .width = plan->top_k,
+                             .pad = plan->pad,
+                             .dst_rows = plan->rows,
+                             .row_bytes = (uint32_t)b->row_bytes};
+}
+
+static bool expands_all(const moe_pass *p) {
+    return p->group->ops->spread != NULL && p->plan->back != NULL && p->plan->link == NULL &&
+           p->plan->chunks == 1 && p->plan->top_k <= 32 && p->buffer->wire == EPO_WIRE_ROWS;
+}
+
 void moe_pass_expand(moe_pass *p, int chunk, void *dst) {
     epo_group *g = p->group;
     const epo_buffer *b = p->buffer;
     const moe_slot *slot = &b->dispatch;
-    uint64_t first = moe_pass_first_row(p, chunk), rows = moe_pass_first_row(p, chunk + 1) - first;
     if (p->status != EPO_OK)
         return;
-    epo_rows_gather gather = {.dst = (char *)dst + first * b->row_bytes,
-                              .src = moe_buffer_at(b, slot->rows),
-                              .index = p->plan->expand + first,
-                              .rows = rows,
-                              .row_bytes = (uint32_t)b->row_bytes,
-                              .wire = moe_buffer_wire(b),
-                              .type = b->type};
     epo_deps deps = moe_deps("expand", EPO_INTERVAL_LOCAL, chunk);
     moe_deps_wait(&deps, moe_buffer_flag(b, moe_pass_arrive(p, slot, chunk), slot->use,
                                          "dispatch chunk", chunk));
@@ -280,8 +307,13 @@ void moe_pass_expand(moe_pass *p, int chunk, void *dst) {
         moe_pass_keep_tokens(p, lane, &deps.wait[0]);
     if (p->status != EPO_OK)
         return;
-    g->stats.local_bytes += 2 * rows * b->row_bytes;
-    p->status = g->ops->gather(lane, &gather, &deps);
+    if (expands_all(p)) {
+        epo_rows_spread spread = expand_all(p, dst);
+        p->status = g->ops->spread(lane, &spread, &deps);
+    } else {
+        epo_rows_gather gather = expand_rows(p, chunk, dst);
+        p->status = g->ops->gather(lane, &gather, &deps);
+    }
     if (chunk == p->chunks - 1)
         give_credit(p, slot, g->read, chunk > 0 && g->odd != NULL ? g->odd_used : NULL, NULL);
 }

@@ -54,6 +54,55 @@ static void *upload_index(const int32_t *index, int count, int own) {
     return p;
 }
 
+/* Every place once; what is nobody's place becomes zeros. */
+static void test_spread(int row_bytes, int width) {
+    enum { ROWS = 700, TO = 3000 };
+    static int32_t place[ROWS * 32], pad[TO], from[TO], free_rows[TO];
+    char name[64], *src = malloc((size_t)ROWS * (size_t)row_bytes);
+    int left = TO;
+    for (int i = 0; i < ROWS * row_bytes; i++)
+        src[i] = (char)test_random(seed + 3, (uint64_t)i);
+    for (int i = 0; i < TO; i++) {
+        free_rows[i] = i;
+        pad[i] = from[i] = -1;
+    }
+    for (int i = 0; i < ROWS * width; i++) {
+        place[i] = -1;
+        if (left == 0 || test_random(seed + 4, (uint64_t)i) % 3 == 0)
+            continue;
+        const int at = (int)(test_random(seed + 5, (uint64_t)i) % (uint64_t)left);
+        place[i] = free_rows[at];
+        free_rows[at] = free_rows[--left];
+        pad[place[i]] = place[i];
+        from[place[i]] = i / width;
+    }
+    epo_rows_spread s = {.dst = test_device((uint64_t)TO * (uint64_t)row_bytes, 0xff),
+                         .src = test_upload(src, (uint64_t)ROWS * (uint64_t)row_bytes),
+                         .place = test_upload(place, sizeof(int32_t) * (uint64_t)(ROWS * width)),
+                         .rows = ROWS,
+                         .width = width,
+                         .pad = test_upload(pad, sizeof pad),
+                         .dst_rows = TO,
+                         .row_bytes = (uint32_t)row_bytes};
+    epo_deps deps = deps_of("spread");
+    bool ok = finish(ops->spread(queue, &s, &deps));
+    char *dst = fetch(s.dst, (uint64_t)TO * (uint64_t)row_bytes);
+    char *zero = calloc(1, (size_t)row_bytes);
+    for (int i = 0; i < TO && ok; i++)
+        ok = memcmp(dst + (size_t)i * (size_t)row_bytes,
+                    from[i] < 0 ? zero : src + (size_t)from[i] * (size_t)row_bytes,
+                    (size_t)row_bytes) == 0;
+    snprintf(name, sizeof name, "spread %d bytes to %d places", row_bytes, width);
+    test_result(name, ok, "");
+    free(zero);
+    free(dst);
+    free(src);
+    cudaFree(s.dst);
+    cudaFree((void *)(uintptr_t)s.src);
+    cudaFree((void *)(uintptr_t)s.place);
+    cudaFree((void *)(uintptr_t)s.pad);
+}
+
 static void test_gather(epo_dtype type, int width) {
     const int rows = 1000, from = 333;
     const uint64_t size = test_size(type);
@@ -499,6 +548,7 @@ int main(void) {
     }
     printf("# %s\n", ops->info(be)->versions);
     for (int t = 0; t < 3; t++) {
+        test_spread(t == 0 ? 4096 : t == 1 ? 1236 : 6 * 13, t == 0 ? 8 : t == 1 ? 32 : 1);
         test_gather(types[t], 7);
         test_gather(types[t], 2048);
         test_reduce(types[t], 2048, 8);

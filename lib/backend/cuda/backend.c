@@ -315,6 +315,14 @@ static epo_status op_gather(epo_queue *q, const epo_rows_gather *g, const epo_de
     return gpu_op_end(q, deps);
 }
 
+static epo_status op_spread(epo_queue *q, const epo_rows_spread *s, const epo_deps *deps) {
+    epo_status status;
+    if (!gpu_op_begin(q, deps, &status))
+        return status;
+    GPU_TRY(q->be, deps->name, gpu_kernel_spread(q->stream, q->be->sms, s, late_of(q, deps)));
+    return gpu_op_end(q, deps);
+}
+
 static epo_status op_wire_pack(epo_queue *q, const epo_wire_pack *p, const epo_deps *deps) {
     epo_status status;
     if (!gpu_op_begin(q, deps, &status))
@@ -379,6 +387,7 @@ static const epo_backend_ops ops = {
     .sync = gpu_sync,
     .exchange = gpu_exchange,
     .gather = op_gather,
+    .spread = op_spread,
     .wire_pack = op_wire_pack,
     .reduce = op_reduce,
     .gemm = gpu_gemm,

@@ -116,6 +116,56 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
+/* One warp reads a row, kFlight units of a lane at a time, and stores it to all its places:
+ * the lanes' rows of dst, -1: none. */
+template <typename V, int kFlight>
+__device__ __forceinline__ void row_fan(char *dst, const char *src, int32_t place, uint32_t units,
+                                        uint32_t row_bytes, int lane) {
+    const V *from = reinterpret_cast<const V *>(src);
+    const unsigned to = __ballot_sync(0xffffffffu, place >= 0);
+    for (uint32_t base = 0; base < units; base += kFlight * kWarp) {
+        V v[kFlight];
+#pragma unroll
+        for (int i = 0; i < kFlight; i++)
+            if (base + i * kWarp + lane < units)
+                v[i] = from[base + i * kWarp + lane];
+        for (unsigned left = to; left != 0; left &= left - 1) {
+            const int32_t at = __shfl_sync(0xffffffffu, place, __ffs(left) - 1);
+            V *there = reinterpret_cast<V *>(dst + (uint64_t)at * row_bytes);
+#pragma unroll
+            for (int i = 0; i < kFlight; i++)
+                if (base + i * kWarp + lane < units)
+                    there[base + i * kWarp + lane] = v[i];
+        }
+    }
+}
+
+template <typename V>
+__global__ void __launch_bounds__(kThreads, 4)
+    spread_rows(const epo_rows_spread s, const uint32_t *late) {
+    const int lane = threadIdx.x % kWarp;
+    char *dst = static_cast<char *>(s.dst);
+    if (is_late(late)) {
+        all_ones(dst, s.dst_rows * s.row_bytes);
+        return;
+    }
+    const uint32_t units = s.row_bytes / sizeof(V);
+    const uint64_t begin = (uint64_t)blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp;
+    const uint64_t step = (uint64_t)gridDim.x * (kThreads / kWarp);
+    const char *src = static_cast<const char *>(s.src);
+    for (uint64_t row = begin; row < s.rows; row += step) {
+        if (row >= s.skip && row < s.past)
+            continue;
+        const int32_t place = lane < s.width ? __ldg(s.place + row * (uint64_t)s.width + lane) : -1;
+        row_fan<V, 8>(dst, src + row * s.row_bytes, place, units, s.row_bytes, lane);
+    }
+    for (uint64_t first = begin * kWarp; first < s.dst_rows; first += step * kWarp) {
+        const bool none = first + lane < s.dst_rows && __ldg(s.pad + first + lane) < 0;
+        for (unsigned left = __ballot_sync(0xffffffffu, none); left != 0; left &= left - 1)
+            row_zero<V>(dst + (first + __ffs(left) - 1) * s.row_bytes, units, lane);
+    }
+}
+
 template <int N> struct Segments {
     gpu_raise raise;
     gpu_segment s[N];
@@ -190,53 +240,70 @@ __global__ void __launch_bounds__(kPushThreads, 1)
 
 constexpr int kSummands = 8; /* in flight */
 
-/* One block per row, one unit per thread at a time; all summands of a unit are loaded
- * together and added in ascending j. */
-template <typename T, int N>
-__global__ void __launch_bounds__(kThreads)
+/* One block takes kSummands / kWide rows at a time, one unit of each per thread; all their
+ * summands (kWide of a row at most, where it takes several) are loaded together and added in
+ * ascending j. */
+template <typename T, int N, int kWide>
+__global__ void __launch_bounds__(kThreads, 4)
     reduce_rows(T *dst, const T *src, const T *own, const int32_t *index, uint64_t rows, int width,
                 int elements, const uint32_t *late) {
-    if (is_late(late)) {
-        all_ones(dst, rows * (uint64_t)elements * sizeof(T));
-        return;
-    }
     using P = Pack<T, N>;
-    const int units = elements / N;
-    for (uint64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    constexpr int kRows = kSummands / kWide;
+    const int units = elements / N, turns = kRows == 1 ? (width + kWide - 1) / kWide : 1;
+    const bool broken = is_late(late);
+    for (uint64_t row = (uint64_t)blockIdx.x * kRows; row < rows && !broken;
+         row += (uint64_t)gridDim.x * kRows) {
         const int32_t *list = index + row * (uint64_t)width;
+        const int left = rows - row < kRows ? (int)(rows - row) : kRows;
         for (int u = threadIdx.x; u < units; u += kThreads) {
             float sum[N];
+            for (int turn = 0; turn < turns; turn++) {
+                P v[kRows][kWide];
+                int from[kRows][kWide];
 #pragma unroll
-            for (int i = 0; i < N; i++)
-                sum[i] = 0.0f;
-            for (int first = 0; first < width; first += kSummands) {
-                P v[kSummands];
-                int from[kSummands];
+                for (int r = 0; r < kRows; r++)
 #pragma unroll
-                for (int k = 0; k < kSummands; k++)
-                    from[k] = first + k < width ? __ldg(list + first + k) : -1;
+                    for (int k = 0; k < kWide; k++) {
+                        const int j = turn * kWide + k;
+                        from[r][k] = r < left && j < width ? __ldg(list + r * width + j) : -1;
+                    }
 #pragma unroll
-                for (int k = 0; k < kSummands; k++) {
-                    const T *base = from[k] >= 0 ? src : own;
-                    const uint64_t at = (uint64_t)(from[k] >= 0 ? from[k] : -2 - from[k]);
-                    if (from[k] != -1)
-                        v[k] = reinterpret_cast<const P *>(base + at * (uint64_t)elements)[u];
-                }
+                for (int r = 0; r < kRows; r++)
 #pragma unroll
-                for (int k = 0; k < kSummands; k++)
-                    if (from[k] != -1) {
+                    for (int k = 0; k < kWide; k++) {
+                        const int at = from[r][k];
+                        const T *base = at >= 0 ? src : own;
+                        const uint64_t there = (uint64_t)(at >= 0 ? at : -2 - at);
+                        if (at != -1)
+                            v[r][k] =
+                                reinterpret_cast<const P *>(base + there * (uint64_t)elements)[u];
+                    }
+#pragma unroll
+                for (int r = 0; r < kRows; r++) {
+                    if (turn == 0)
 #pragma unroll
                         for (int i = 0; i < N; i++)
-                            sum[i] += to_float<T>(v[k].e[i]);
-                    }
-            }
-            P out;
+                            sum[i] = 0.0f;
 #pragma unroll
-            for (int i = 0; i < N; i++)
-                out.e[i] = from_float<T>(sum[i]);
-            reinterpret_cast<P *>(dst + row * (uint64_t)elements)[u] = out;
+                    for (int k = 0; k < kWide; k++)
+                        if (from[r][k] != -1) {
+#pragma unroll
+                            for (int i = 0; i < N; i++)
+                                sum[i] += to_float<T>(v[r][k].e[i]);
+                        }
+                    if (turn < turns - 1 || r >= left)
+                        continue;
+                    P out;
+#pragma unroll
+                    for (int i = 0; i < N; i++)
+                        out.e[i] = from_float<T>(sum[i]);
+                    reinterpret_cast<P *>(dst + (row + r) * (uint64_t)elements)[u] = out;
+                }
+            }
         }
     }
+    if (broken)
+        all_ones(dst, rows * (uint64_t)elements * sizeof(T));
 }
 
 /* ---- SwiGLU ---- */
@@ -331,21 +398,29 @@ void gather_launch(cudaStream_t stream, int sms, const epo_rows_gather *g, const
         static_cast<const char *>(g->own), g->index, g->rows, g->row_bytes, late);
 }
 
+template <typename T, int N, int kWide>
+void reduce_run(cudaStream_t stream, int sms, const epo_rows_reduce *r, const uint32_t *late) {
+    const uint64_t most = (uint64_t)(sms > 0 ? sms : 1) * 8;
+    const uint64_t need = (r->rows + kSummands / kWide - 1) / (kSummands / kWide);
+    const unsigned blocks = (unsigned)(need < most ? need : most);
+    reduce_rows<T, N, kWide><<<blocks, kThreads, 0, stream>>>(
+        static_cast<T *>(r->dst), static_cast<const T *>(r->src), static_cast<const T *>(r->own),
+        r->index, r->rows, r->width, r->elements, late);
+}
+
 template <typename T>
 void reduce_launch(cudaStream_t stream, int sms, const epo_rows_reduce *r, const uint32_t *late) {
     constexpr int n = 16 / sizeof(T);
     const bool wide =
         r->elements % n == 0 && aligned(r->dst, 16) && aligned(r->src, 16) && aligned(r->own, 16);
-    T *dst = static_cast<T *>(r->dst);
-    const T *src = static_cast<const T *>(r->src), *own = static_cast<const T *>(r->own);
-    const uint64_t most = (uint64_t)(sms > 0 ? sms : 1) * 64;
-    const unsigned blocks = (unsigned)(r->rows < most ? r->rows : most);
-    if (wide)
-        reduce_rows<T, n><<<blocks, kThreads, 0, stream>>>(dst, src, own, r->index, r->rows,
-                                                           r->width, r->elements, late);
+    if (wide && r->width <= 2)
+        reduce_run<T, n, 2>(stream, sms, r, late);
+    else if (wide && r->width <= 4)
+        reduce_run<T, n, 4>(stream, sms, r, late);
+    else if (wide)
+        reduce_run<T, n, 8>(stream, sms, r, late);
     else
-        reduce_rows<T, 1><<<blocks, kThreads, 0, stream>>>(dst, src, own, r->index, r->rows,
-                                                           r->width, r->elements, late);
+        reduce_run<T, 1, 8>(stream, sms, r, late);
 }
 
 template <typename T, int N> void swiglu_run(cudaStream_t stream, const epo_swiglu *s) {
@@ -423,6 +498,22 @@ extern "C" cudaError_t gpu_kernel_gather(cudaStream_t stream, int sms, const epo
         gather_launch<uint32_t>(stream, sms, g, late);
     else
         gather_launch<uint8_t>(stream, sms, g, late);
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t gpu_kernel_spread(cudaStream_t stream, int sms, const epo_rows_spread *s,
+                                         const uint32_t *late) {
+    if (s->dst_rows == 0 || s->row_bytes == 0)
+        return cudaSuccess;
+    if (s->width > kWarp)
+        return cudaErrorInvalidValue;
+    const unsigned blocks = row_blocks(s->rows + s->dst_rows / kWarp + 1, sms);
+    if (s->row_bytes % 16 == 0 && aligned(s->dst, 16) && aligned(s->src, 16))
+        spread_rows<uint4><<<blocks, kThreads, 0, stream>>>(*s, late);
+    else if (s->row_bytes % 4 == 0 && aligned(s->dst, 4) && aligned(s->src, 4))
+        spread_rows<uint32_t><<<blocks, kThreads, 0, stream>>>(*s, late);
+    else
+        spread_rows<uint8_t><<<blocks, kThreads, 0, stream>>>(*s, late);
     return cudaGetLastError();
 }
 

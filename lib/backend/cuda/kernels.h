@@ -45,6 +45,8 @@ typedef struct gpu_raise {
  * not looked at. */
 cudaError_t gpu_kernel_gather(cudaStream_t stream, int sms, const epo_rows_gather *g,
                               const uint32_t *late);
+cudaError_t gpu_kernel_spread(cudaStream_t stream, int sms, const epo_rows_spread *s,
+                              const uint32_t *late);
 /* By `blocks` blocks of 1024 threads at most.  raise: NULL, or what to tell; its parts
  * need one launch, so at most GPU_SEGMENTS. */
 cudaError_t gpu_kernel_segments(cudaStream_t stream, int blocks, const gpu_segment *segments,
