@@ -2,7 +2,8 @@
  *
  * intercept.c - the interceptor, for programs that call NCCL themselves: whether the step
  * gets it, and in which mode.  It accelerates only where overlap was asked for, or where
- * the site says so beside a default; `auto` observes at most; a user's "off" wins.
+ * the site says so beside a default; `auto` observes at most; a user's "off" wins.  What
+ * overlaps by itself (a framework, ep-train) is observed where somebody wants it recorded.
  */
 #include "task.h"
 
@@ -49,7 +50,8 @@ static const char *mode_of(const struct ep_plugin *plugin) {
     return decision->automatic ? EPO_INTERPOSE_OBSERVE : EPO_INTERPOSE_ACCELERATE;
 }
 
-void ep_intercept_judge(struct ep_plugin *plugin, spank_t spank, struct ep_intercept *wanted) {
+void ep_intercept_judge(struct ep_plugin *plugin, spank_t spank, bool own_nccl,
+                        struct ep_intercept *wanted) {
     char interpose[16], record[16];
     memset(wanted, 0, sizeof *wanted);
     user_word(plugin, spank, EPO_OUT_INTERPOSE, interpose);
@@ -58,7 +60,7 @@ void ep_intercept_judge(struct ep_plugin *plugin, spank_t spank, struct ep_inter
         return;
     bool records = record[0] != '\0' ? strcmp(record, "0") != 0
                                      : plugin->config != NULL && plugin->config->record;
-    const char *mode = interpose[0] != '\0' ? interpose : mode_of(plugin);
+    const char *mode = interpose[0] != '\0' ? interpose : own_nccl ? mode_of(plugin) : "";
     if (mode[0] == '\0' && records)
         mode = EPO_INTERPOSE_OBSERVE;
     if (mode[0] == '\0')

@@ -75,9 +75,10 @@ static void add_host_engine(struct ep_plugin *plugin) {
 }
 
 /* The program may call NCCL itself. */
-static void add_interceptor(struct ep_plugin *plugin, spank_t spank, struct ep_intercept *wanted) {
+static void add_interceptor(struct ep_plugin *plugin, spank_t spank, bool own_nccl,
+                            struct ep_intercept *wanted) {
     char why[256];
-    ep_intercept_judge(plugin, spank, wanted);
+    ep_intercept_judge(plugin, spank, own_nccl, wanted);
     if (wanted->library != NULL && !ep_preload_try_intercept(plugin, spank, why, sizeof why)) {
         wanted->library = NULL;
         snprintf(wanted->why, sizeof wanted->why, "NCCL is not intercepted: %s", why);
@@ -121,8 +122,8 @@ static bool prepare(struct ep_plugin *plugin, spank_t spank, struct prepared *ta
         ep_preload_try(plugin, spank, why, sizeof why);
     if (why[0] == '\0') {
         task->preload = plugin->preload.path;
-        if (gpus && task->other)
-            add_interceptor(plugin, spank, &task->intercept);
+        if (gpus)
+            add_interceptor(plugin, spank, task->other, &task->intercept);
     } else {
         char more[sizeof why + 32];
         snprintf(more, sizeof more, "not preloaded: %s", why);

@@ -31,8 +31,10 @@ struct ep_intercept {
     bool record;
     char why[512]; /* not "": why the step gets none */
 };
-/* For a step with GPUs and a program that may call NCCL. */
-void ep_intercept_judge(struct ep_plugin *plugin, spank_t spank, struct ep_intercept *wanted);
+/* For a step with GPUs; `own_nccl`: a program of it may call NCCL to no plan of ours or a
+ * framework's. */
+void ep_intercept_judge(struct ep_plugin *plugin, spank_t spank, bool own_nccl,
+                        struct ep_intercept *wanted);
 /* Sets what the decision calls for, `preload` ("" for none) appended to the
  * user's LD_PRELOAD, and records it.  `*told` lists what was set beside our own
  * variables, to be freed by the caller. */

@@ -57,6 +57,9 @@ static void the_mode_follows_decision_site_and_program(void) {
         {ON "SITE:interpose", "python", "train.py", NULL, "accelerate", ""},
         {ON "SITE:record", "python", "train.py", NULL, "observe", "1"},
         {"SITE:record", "python", "train.py", give_on, "accelerate", "1"},
+        {"SITE:record", "/opt/bin/ep-train", "-n", give_on, "observe", "1"},
+        {"SITE:interpose", "/opt/bin/ep-train", "-n", give_on, "", ""},
+        {"SITE:record", "python", "train.py", give_off, "", ""},
         {"SITE:interpose", "python", "train.py", give_off, "", ""},
     };
     install();
