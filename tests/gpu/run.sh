@@ -24,7 +24,9 @@
 #   sanitizer  memcheck and racecheck of small cases                 1 GPU
 #   bench      workload Q, serial and overlapped in turns, and       2 GPUs (1: no exchange)
 #              PyTorch's eager layer where there is PyTorch
-#   sweep      the same for 64, 512, 4096 and 16384 tokens            2 GPUs
+#   strong     the layer beside our dispatch, torch._grouped_mm and    2 GPUs
+#              one pass of SwiGLU, in turns
+#   sweep      bench for 64, 512, 4096 and 16384 tokens            2 GPUs
 #   deep       workload D: hidden 7168, 256 experts                   2 GPUs
 #   fp32       Q, weight gradients added up in fp32                   2 GPUs
 #   scale      ep-overlap bench at EP = 1, 2, 4, 8, workloads Q and D, and the cost
@@ -57,7 +59,7 @@ while getopts n:s:o:Sh option; do
     esac
 done
 shift $((OPTIND - 1))
-phases=${*:-probe units products ways sm80 flex threads processes nccl features wire nodes endure sanitizer bench sweep deep fp32 scale slow tools slurm}
+phases=${*:-probe units products ways sm80 flex threads processes nccl features wire nodes endure sanitizer bench strong sweep deep fp32 scale slow tools slurm}
 out=${out:-$build/results}
 mkdir -p "$out" || exit 2
 : >"$out/cases.tsv"
@@ -246,6 +248,15 @@ for phase in $phases; do
                 else
                     skip bench "no PyTorch here: no eager layer to compare with"
                 fi
+            fi
+            ;;
+        strong)
+            if ! "${PYTHON:-python3}" -c 'import torch' 2>/dev/null; then
+                skip strong "no PyTorch here"
+            elif two_gpus strong; then
+                make -s -f tests/gpu/build.mk O="$build" ARCH="$arch" CUDA="$cuda" "$build/libep_overlap.so" >>"$out/build.log" 2>&1
+                PYTHONPATH=python EP_OVERLAP_LIBRARY=$(realpath "$build/libep_overlap.so") \
+                    measure strong 60 "${PYTHON:-python3}" tests/gpu/bench_strong.py 2 4096 2048 768 128 8 9
             fi
             ;;
         sweep)
