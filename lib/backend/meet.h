@@ -41,4 +41,9 @@ void epo_meeting_leave(epo_meeting *meeting);
  * no more of what it has not done yet.  False: it may. */
 bool epo_meeting_lost(const epo_meeting *meeting, int rank, char *text, size_t size);
 
+/* Notes this rank's next collective call.  Did it and `rank` make calls that do not fit each
+ * other?  What, in `text`. */
+void epo_meeting_turn(epo_meeting *meeting, const epo_turn *turn, bool refused);
+bool epo_meeting_differs(const epo_meeting *meeting, int rank, char *text, size_t size);
+
 #endif

@@ -8,6 +8,7 @@
 #include "moe/moe.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 /* A call, kept until it has run. */
@@ -21,19 +22,19 @@ static epo_status run_own(void *ctx, epo_stream stream) {
     const epo_layer_config *c = &own->layer->config;
     own->call.stream = stream;
     epo_status status = c->expert(c->ctx, &own->call);
-    return status == EPO_OK ? EPO_OK
-                            : epo_fail(status, "rank %d: the caller's experts returned %s",
-                                       own->layer->group->rank, epo_fail_name(status));
+    if (status == EPO_OK)
+        return EPO_OK;
+    /* On a queue's thread nobody takes a status, and no peer waits in a flush: the group
+     * ends here. */
+    epo_group *g = own->layer->group;
+    char text[EPO_ERROR_MAX];
+    snprintf(text, sizeof text, "rank %d: the caller's experts returned %s", g->rank,
+             epo_fail_name(status));
+    g->ops->abort(g->be, status, text);
+    return epo_fail(status, "%s", text);
 }
 
-/* On a queue's thread nobody takes a status: the group ends here. */
-static void call_own(void *ctx) {
-    moe_own *own = ctx;
-    epo_group *g = own->layer->group;
-    epo_status status = run_own(ctx, NULL);
-    if (status != EPO_OK)
-        g->ops->abort(g->be, status, epo_fail_text());
-}
+static void call_own(void *ctx) { (void)run_own(ctx, NULL); }
 
 static epo_status issue(epo_queue *queue, moe_own *own, const epo_deps *deps) {
     const epo_backend_ops *ops = own->layer->group->ops;

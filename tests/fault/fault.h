@@ -123,7 +123,7 @@ typedef struct watch {
 /* ---- watch.c ---- */
 
 /* Runs the job; false: somebody had to be ended.  `ready`, if not NULL, runs in each rank's
- * process first. */
+ * process first, and with -1 when its job is over. */
 bool watch_run(watch *w, const fault_case *c, void (*ready)(int rank));
 void watch_end(watch *w);
 /* Namespaces of its own for this process, so that names of sockets and of shared memory are

@@ -257,6 +257,9 @@ static bool step_end(job *j) {
     const epo_engine *e = j->engine;
     float sum[3] = {(float)j->rank, 1, 2};
     float *data = device_is_host() ? sum : j->dweights;
+    const phase at = j->b->c.phase;
+    if (at >= PHASE_FLUSH && at <= PHASE_SUM && !device_wait(j->stream)) /* what was enqueued */
+        return went(j, "the device", EPO_E_SYSTEM);
     moment(j, PHASE_FLUSH, 0);
     if (!went(j, "flush", e->group_wgrad_flush(j->group, j->stream)))
         return false;

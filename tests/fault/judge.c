@@ -31,7 +31,7 @@ static const struct {
     [PHASE_BACKWARD_DISPATCH] = {"backward: dispatch", {"dispatch", NULL, NULL}},
     [PHASE_BACKWARD_EXPERTS] = {"backward: experts", {"combine", "dispatch", NULL}},
     [PHASE_BACKWARD_COMBINE] = {"backward: combine", {"combine", NULL, NULL}},
-    [PHASE_WGRAD] = {"flush: weight gradients", {"barrier", NULL, NULL}},
+    [PHASE_WGRAD] = {"flush: weight gradients", {"barrier", "allreduce", NULL}},
     [PHASE_FLUSH] = {"flush", {"barrier", NULL, NULL}},
     [PHASE_BARRIER] = {"barrier", {"barrier", NULL, NULL}},
     [PHASE_SUM] = {"allreduce", {"allreduce", "allgather", "sum"}},

@@ -88,6 +88,8 @@ WRAP(THREADS, EAGAIN, EAGAIN, int, pthread_create,
 static void arm(int rank) {
     if (rank == the_plot->rank)
         atomic_store(&the_plot->armed, (int)getpid());
+    else if (rank < 0 && atomic_load(&the_plot->armed) == (int)getpid())
+        atomic_store(&the_plot->armed, 0);
 }
 
 static const char *judge(const watch *w, bool *all_well) {

@@ -51,7 +51,10 @@ static void start_rank(watch *w, int rank, void (*ready)(int rank)) {
         alarm(120);
         if (ready != NULL)
             ready(rank);
-        exit(job_run(w->b, rank));
+        const int status = job_run(w->b, rank);
+        if (ready != NULL)
+            ready(-1);
+        exit(status);
     }
     w->b->rank[rank].pid = pid;
 }

@@ -77,7 +77,7 @@ static inline int procs_run(procs *all) {
             alarm(60); /* a hang is a failure, not a hang of the tests */
             all->p[i].pid = getpid();
             all->fn(all, &all->p[i]);
-            _exit(0);
+            exit(0); /* not _exit: counts of lines that ran are written */
         }
         all->p[i].pid = pid;
     }

@@ -28,13 +28,34 @@ static void nap_ms(int ms) {
 }
 
 typedef struct meet_block {
-    _Atomic int come[4];
+    _Atomic int come[5];
 } meet_block;
 
 static void meet_all(meet_block *b, int ranks, int step) {
     atomic_fetch_add(&b->come[step], 1);
     while (atomic_load(&b->come[step]) < ranks)
         nap_ms(1);
+}
+
+/* 20 calls alike, one that rank 1 refuses, one in which rank 2 is elsewhere. */
+static void make_turns(proc *me, epo_meeting *m, meet_block *b, int ranks) {
+    const int rank = epo_meeting_rank(m);
+    epo_turn turn = {EPO_TURN_FORWARD, 1};
+    char text[200] = "";
+    for (int i = 0; i < 20; i++, turn.plan++)
+        epo_meeting_turn(m, &turn, false);
+    meet_all(b, ranks, 3);
+    for (int r = 0; r < ranks; r++)
+        EXPECT(me, !epo_meeting_differs(m, r, text, sizeof text));
+    turn.kind = EPO_TURN_BACKWARD;
+    epo_meeting_turn(m, &turn, rank == 1);
+    turn.kind = rank == 2 ? EPO_TURN_BARRIER : EPO_TURN_COMBINE;
+    epo_meeting_turn(m, &turn, false);
+    meet_all(b, ranks, 4);
+    EXPECT(me, rank != 0 || (epo_meeting_differs(m, 2, text, sizeof text) &&
+                             text_has(text, "rank 0 is in combine of plan 21, rank 2 in barrier")));
+    EXPECT(me, rank != 0 || (epo_meeting_differs(m, 1, text, sizeof text) &&
+                             text_has(text, "rank 1 refused its arguments of backward")));
 }
 
 static void meet_and_share(procs *all, proc *me) {
@@ -60,6 +81,7 @@ static void meet_and_share(procs *all, proc *me) {
         EXPECT(me, !epo_meeting_lost(m, r, text, sizeof text));
     }
     meet_all(block, all->n, 2);
+    make_turns(me, m, block, all->n);
     if (rank == 1)
         raise(SIGKILL);
     if (rank == 2)

@@ -25,6 +25,7 @@
 #define HOST_TEXT_MAX 512
 #define HOST_NODE_MAX 64
 #define HOST_SLICE_NS INT64_C(50000000)  /* peers' lives and limits are looked at this often */
+#define HOST_TURNS 16                    /* collective calls that are kept of each rank */
 #define HOST_SCRATCH (UINT64_C(1) << 20) /* collectives, per rank and half */
 
 /* ---- shared by the ranks ---------------------------------------------- */
@@ -41,8 +42,8 @@ typedef struct host_peer {
     _Atomic uint32_t sleepers; /* threads in the kernel for this bell: a byte per host_ear */
     _Atomic uint32_t state;    /* host_peer_state */
     _Atomic uint64_t refused;  /* the last collective call that it refused; 0: none */
-    _Atomic uint64_t turn[4];  /* its last collective calls, see host_turn_take */
-    _Atomic int32_t waits_for; /* the rank that it waited for at waits_at */
+    _Atomic uint64_t turn[HOST_TURNS]; /* its last collective calls, see turn.c */
+    _Atomic int32_t waits_for;         /* the rank that it waited for at waits_at */
     _Atomic int64_t waits_at;
     int32_t pid;
     char node[HOST_NODE_MAX];
@@ -208,6 +209,11 @@ uint32_t host_bell_read(epo_backend *be);
 void host_bell_wait(epo_backend *be, int ears, uint32_t seen, int64_t until_ns);
 void host_bell_ring(host_shared *shared, int rank, int ears);
 
+void host_turn_note(host_peer *me, uint64_t count, const epo_turn *turn, bool refused);
+/* Of the calls up to `last` that both have made, did one not fit the other?  What, in
+ * `text`. */
+bool host_turns_differ(const host_shared *shared, int rank, int peer, uint64_t last, char *text,
+                       size_t size);
 void host_turn_take(epo_backend *be, const epo_turn *turn, bool refused);
 epo_status host_turn_end(epo_backend *be);
 /* Breaks the backend if `rank` is at the same count of calls in another call. */
