@@ -26,7 +26,7 @@ PROGRAMS := units layer bench features products endure
 BENCH := bench bench_cpu bench_ffn bench_report
 HEADERS := $(wildcard lib/*/*.h lib/backend/*/*.h lib/backend/cuda/*.cuh lib/backend/cuda/gemm/*.h lib/backend/cuda/gemm/*.cuh tests/gpu/*.h tests/fault/*.h)
 
-all: $(PROGRAMS:%=$(O)/%) $(O)/bench_flex $(O)/fault $(O)/flex_floor $(O)/engine_cuda.so
+all: $(PROGRAMS:%=$(O)/%) $(O)/dense $(O)/bench_flex $(O)/fault $(O)/flex_floor $(O)/engine_cuda.so
 
 $(O)/config.h: configure.ac
 	@mkdir -p $(@D)
@@ -49,6 +49,10 @@ $(O)/units $(O)/layer $(O)/features $(O)/products $(O)/endure: $(O)/%: $(O)/test
 # Its operations are timed on their way: see bench_cpu.c.
 $(O)/bench: $(BENCH:%=$(O)/tests/gpu/%.o) $(O)/engine.a
 	$(CC) -pthread -Wl,--wrap=epo_backend_get -o $@ $^ $(LIBS)
+# ep-train's dense parts on the GPU and on the CPU.
+$(O)/tests/gpu/dense.o: CFLAGS += -Itools/ep-train
+$(O)/dense: $(O)/tests/gpu/dense.o $(O)/tools/ep-train/dense.o $(O)/tools/ep-train/dense_gpu.cu.o
+	$(CC) -pthread -o $@ $^ $(LIBS)
 # Kernels alone: nothing of the engine.
 FLEX := flex_fp8 flex_plan flex_rows flex_segments flex_sum kernels
 $(O)/bench_flex: $(O)/tests/gpu/bench_flex.o $(O)/tests/gpu/flex_side.o $(O)/tests/gpu/flex_check.o $(FLEX:%=$(O)/lib/backend/cuda/%.cu.o) $(O)/lib/backend/route.o $(O)/lib/backend/route_flex.o

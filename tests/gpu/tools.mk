@@ -11,14 +11,14 @@ TRAIN_FILES := $(wildcard tools/ep-train/*.c) $(MEASURE_FILES)
 tools: $(O)/engine_cuda.so $(O)/libep_overlap.so $(O)/ep-overlap $(O)/ep-train
 $(O)/lib/preload/%.o: CFLAGS += -DEPO_PKGLIBDIR='"/usr/local/lib/ep-overlap"'
 $(O)/tools/%.o: CFLAGS += -DHAVE_CONFIG_H
-$(O)/tools/ep-train/%.o: CFLAGS += -O3
+$(O)/tools/ep-train/%.o: CFLAGS += -O3 -DEP_TRAIN_CUDA
 $(O)/libep_overlap.so: $(API_FILES:%.c=$(O)/%.o)
 	$(CC) -shared -Wl,-z,defs -Wl,--version-script=lib/preload/ep_overlap.map -Wl,-soname,libep_overlap.so.0 -o $@ $^ -lpthread -ldl
 	ln -sf libep_overlap.so $@.0
 $(O)/ep-overlap: $(TOOL_FILES:%.c=$(O)/%.o) $(O)/libep_overlap.so
 	$(CC) -pthread -o $@ $^ -Wl,-rpath,'$$ORIGIN' -ldl -lm
-$(O)/ep-train: $(TRAIN_FILES:%.c=$(O)/%.o) $(O)/libep_overlap.so
-	$(CC) -pthread -o $@ $^ -Wl,-rpath,'$$ORIGIN' -ldl -lm
+$(O)/ep-train: $(TRAIN_FILES:%.c=$(O)/%.o) $(O)/tools/ep-train/dense_gpu.cu.o $(O)/libep_overlap.so
+	$(CC) -pthread -o $@ $^ -Wl,-rpath,'$$ORIGIN' $(LIBS)
 
 # A staged install for tests/cluster/run.sh: plugin, probe and the commands with check.
 # Needs the headers and libraries of Slurm and libconfig: . env.sh of unpack-slurm.sh.

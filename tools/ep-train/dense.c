@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define NORM_EPSILON 1e-5
@@ -39,13 +40,16 @@ static real dot(const real *restrict a, const real *restrict b, int n) {
     return sum;
 }
 
-void linear_forward(real *y, const real *x, const real *w, int rows, int in, int out) {
+static void linear_forward(void *at, real *y, const real *x, const real *w, int rows, int in,
+                           int out) {
+    (void)at;
     for (int t = 0; t < rows; t++)
         add_four(y + (size_t)t * out, x + (size_t)t * in, 1, w, (size_t)out, in, out);
 }
 
-void linear_backward(real *dx, real *dw, const real *x, const real *w, const real *dy, int rows,
-                     int in, int out) {
+static void linear_backward(void *at, real *dx, real *dw, const real *x, const real *w,
+                            const real *dy, int rows, int in, int out) {
+    (void)at;
     for (int t = 0; dx != NULL && t < rows; t++)
         for (int k = 0; k < in; k++)
             dx[(size_t)t * in + k] += dot(dy + (size_t)t * out, w + (size_t)k * out, out);
@@ -53,7 +57,9 @@ void linear_backward(real *dx, real *dw, const real *x, const real *w, const rea
         add_four(dw + (size_t)k * out, x + k, (size_t)in, dy, (size_t)out, rows, out);
 }
 
-void norm_forward(real *n, real *scale, const real *x, const real *gain, int rows, int width) {
+static void norm_forward(void *at, real *n, real *scale, const real *x, const real *gain, int rows,
+                         int width) {
+    (void)at;
     for (int t = 0; t < rows; t++, x += width, n += width) {
         real s = (real)(1.0 / sqrt((double)dot(x, x, width) / width + NORM_EPSILON));
         scale[t] = s;
@@ -62,8 +68,9 @@ void norm_forward(real *n, real *scale, const real *x, const real *gain, int row
     }
 }
 
-void norm_backward(real *dx, real *dgain, const real *dn, const real *x, const real *scale,
-                   const real *gain, int rows, int width) {
+static void norm_backward(void *at, real *dx, real *dgain, const real *dn, const real *x,
+                          const real *scale, const real *gain, int rows, int width) {
+    (void)at;
     for (int t = 0; t < rows; t++, x += width, dn += width, dx += width) {
         const real s = scale[t];
         real along = 0; /* of the gradient, along x */
@@ -77,8 +84,9 @@ void norm_backward(real *dx, real *dgain, const real *dn, const real *x, const r
     }
 }
 
-void router_forward(int64_t *chosen, real *weights, const real *logits, int rows, int experts,
-                    int top_k) {
+static void router_forward(void *at, int64_t *chosen, real *weights, const real *logits, int rows,
+                           int experts, int top_k) {
+    (void)at;
     for (int t = 0; t < rows; t++, chosen += top_k, weights += top_k, logits += experts) {
         real sum = 0;
         for (int k = 0; k < top_k; k++) {
@@ -101,8 +109,9 @@ void router_forward(int64_t *chosen, real *weights, const real *logits, int rows
     }
 }
 
-void router_backward(real *dlogits, const real *dweights, const int64_t *chosen,
-                     const real *weights, int rows, int experts, int top_k) {
+static void router_backward(void *at, real *dlogits, const real *dweights, const int64_t *chosen,
+                            const real *weights, int rows, int experts, int top_k) {
+    (void)at;
     memset(dlogits, 0, sizeof *dlogits * (size_t)rows * (size_t)experts);
     for (int t = 0; t < rows; t++) {
         real mean = 0;
@@ -117,8 +126,9 @@ void router_backward(real *dlogits, const real *dweights, const int64_t *chosen,
     }
 }
 
-double softmax_loss(real *logits, const uint8_t *target, int rows, int vocab, double share) {
-    double loss = 0;
+static void softmax_loss(void *at, double *loss, real *logits, const uint8_t *target, int rows,
+                         int vocab, double share) {
+    (void)at;
     for (int t = 0; t < rows; t++, logits += vocab) {
         real top = logits[0], of_target = logits[target[t]];
         double sum = 0;
@@ -128,10 +138,75 @@ double softmax_loss(real *logits, const uint8_t *target, int rows, int vocab, do
             logits[v] = (real)exp((double)(logits[v] - top));
             sum += (double)logits[v];
         }
-        loss += log(sum) - (double)(of_target - top);
+        loss[t] = log(sum) - (double)(of_target - top);
         for (int v = 0; v < vocab; v++)
             logits[v] = (real)((double)logits[v] / sum * share);
         logits[target[t]] -= (real)share;
     }
-    return loss;
 }
+
+/* ---- the place ---------------------------------------------------------- */
+
+static void *host_alloc(void *at, size_t bytes) {
+    (void)at;
+    return calloc(1, bytes);
+}
+static void host_release(void *at, void *memory) {
+    (void)at;
+    free(memory);
+}
+static void host_move(void *at, void *to, const void *from, size_t bytes) {
+    (void)at;
+    memcpy(to, from, bytes);
+}
+static const char *host_wrong(void *at) {
+    (void)at;
+    return NULL;
+}
+static void host_zero(void *at, real *x, size_t count) {
+    (void)at;
+    memset(x, 0, count * sizeof *x);
+}
+static void host_copy(void *at, real *y, const real *x, size_t count) {
+    (void)at;
+    memcpy(y, x, count * sizeof *y);
+}
+static void host_add(void *at, real *y, const real *x, size_t count) {
+    (void)at;
+    for (size_t i = 0; i < count; i++)
+        y[i] += x[i];
+}
+static void embed(void *at, real *x, const real *w, const uint8_t *input, int rows, int width) {
+    for (int t = 0; t < rows; t++)
+        host_copy(at, x + (size_t)t * width, w + (size_t)input[t] * width, (size_t)width);
+}
+static void embed_backward(void *at, real *g, const real *dx, const uint8_t *input, int rows,
+                           int width) {
+    for (int t = 0; t < rows; t++)
+        host_add(at, g + (size_t)input[t] * width, dx + (size_t)t * width, (size_t)width);
+}
+
+/* narrow and widen: the host's rows are the caller's, see moe_block.c. */
+const dense_ops dense_host = {
+    .alloc = host_alloc,
+    .release = host_release,
+    .put = host_move,
+    .get = host_move,
+    .wrong = host_wrong,
+    .zero = host_zero,
+    .copy = host_copy,
+    .add = host_add,
+    .embed = embed,
+    .embed_backward = embed_backward,
+    .linear_forward = linear_forward,
+    .linear_backward = linear_backward,
+    .norm_forward = norm_forward,
+    .norm_backward = norm_backward,
+    .router_forward = router_forward,
+    .router_backward = router_backward,
+    .softmax_loss = softmax_loss,
+};
+
+#ifndef EP_TRAIN_CUDA
+const dense_ops *dense_gpu(void) { return NULL; }
+#endif

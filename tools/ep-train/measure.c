@@ -193,8 +193,13 @@ static epo_status link_floor(train *t, measured *out) {
     float *rows = malloc((size_t)ranks * (size_t)ranks * sizeof *rows);
     epo_status status = EPO_OK;
     double sum = 0, rate = info->link_gbs;
-    if (rows == NULL)
+    int64_t *chosen =
+        calloc((size_t)t->model->shape.max_tokens * (size_t)t->opt->top_k + 1, sizeof *chosen);
+    if (rows == NULL || chosen == NULL) {
+        free(rows);
+        free(chosen);
         return epo_fail(EPO_E_NOMEM, "no memory for %d x %d counts", ranks, ranks);
+    }
     /* GPUs: one rank's copies at a time, and nothing else on the links */
     const bool mine = !t->world->device.gpu || info->rank == 0;
     status = moe_world_barrier(t->world);
@@ -204,12 +209,14 @@ static epo_status link_floor(train *t, measured *out) {
         status = moe_world_barrier(t->world);
     for (int l = 0; status == EPO_OK && l < t->opt->layers; l++) {
         memset(rows, 0, (size_t)ranks * (size_t)ranks * sizeof *rows);
-        measure_rows_to(t->model->layer[l].chosen, t->block[l]->tokens, t->opt->top_k,
-                        t->world->local_experts, info->rank,
-                        rows + (size_t)info->rank * (size_t)ranks);
+        t->world->dense->get(t->world->dense_at, chosen, t->model->layer[l].chosen,
+                             (size_t)t->block[l]->tokens * (size_t)t->opt->top_k * sizeof *chosen);
+        measure_rows_to(chosen, t->block[l]->tokens, t->opt->top_k, t->world->local_experts,
+                        info->rank, rows + (size_t)info->rank * (size_t)ranks);
         status = moe_world_sum(t->world, rows, (size_t)ranks * (size_t)ranks);
         sum += measure_rows_least_ms(rows, ranks, row_bytes, info, rate);
     }
+    free(chosen);
     free(rows);
     /* forward and backward each dispatch and combine once */
     out->dispatch_least_ms = out->combine_least_ms = 2 * sum * t->opt->micro_batches;

@@ -2,6 +2,7 @@
 #include "model.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -72,9 +73,8 @@ static size_t lay_out(model *m, char *base) {
     const model_shape *s = &m->shape;
     const size_t t = (size_t)s->max_tokens, h = (size_t)s->hidden, k = (size_t)s->top_k;
     size_t used = 0;
-    m->w = take(base, &used, m->dense, sizeof(real));
-    m->g = take(base, &used, m->dense, sizeof(real));
-    m->layer = take(base, &used, (size_t)s->layers, sizeof *m->layer);
+    m->there = take(base, &used, m->dense, sizeof(real));
+    m->sum = take(base, &used, m->dense, sizeof(real));
     for (int l = 0; l < s->layers; l++) {
         model_layer_state at;
         at.in = take(base, &used, t * h, sizeof(real));
@@ -96,6 +96,9 @@ static size_t lay_out(model *m, char *base) {
     m->logits = take(base, &used, t * MODEL_VOCAB, sizeof(real));
     m->dx = take(base, &used, t * h, sizeof(real));
     m->dn = take(base, &used, t * h, sizeof(real));
+    m->input = take(base, &used, t, 1);
+    m->target = take(base, &used, t, 1);
+    m->loss = take(base, &used, t, sizeof(double));
     return used;
 }
 
@@ -105,24 +108,53 @@ size_t model_bytes(const model_shape *shape, size_t *dense) {
     return lay_out(&m, NULL);
 }
 
-epo_status model_create(const model_shape *shape, moe_block **moe, uint64_t seed, model **out) {
+static epo_status checked(const model *m) {
+    const char *wrong = m->on->wrong(m->at);
+    return wrong == NULL ? EPO_OK : epo_fail(EPO_E_SYSTEM, "the model's dense parts: %s", wrong);
+}
+
+/* What stays in ordinary memory where the passes are elsewhere. */
+static bool create_here(model *m) {
+    m->layer = calloc((size_t)m->shape.layers + 1, sizeof *m->layer);
+    m->losses = calloc((size_t)m->shape.max_tokens + 1, sizeof *m->losses);
+    if (m->at != NULL) {
+        m->w = calloc(m->dense, sizeof *m->w);
+        m->g = calloc(m->dense, sizeof *m->g);
+    }
+    return m->layer != NULL && m->losses != NULL && (m->at == NULL || (m->w && m->g));
+}
+
+epo_status model_create(const model_shape *shape, moe_block **moe, const dense_ops *on, void *at,
+                        uint64_t seed, model **out) {
     model *m = calloc(1, sizeof *m);
     if (m == NULL)
         return epo_fail(EPO_E_NOMEM, "no memory for the model");
     m->shape = *shape;
     m->moe = moe;
+    m->on = on;
+    m->at = at;
     m->dense = dense_size(shape);
     size_t bytes = lay_out(m, NULL);
-    m->arena = calloc(1, bytes);
+    bool room = create_here(m);
+    m->arena = room ? on->alloc(at, bytes) : NULL;
     if (m->arena == NULL) {
-        free(m);
+        model_destroy(m);
         return epo_fail(EPO_E_NOMEM,
-                        "no memory for the model: its dense parts and activations need %zu MB; "
+                        "no memory for the model: its dense parts and activations need %zu MB%s; "
                         "lower --hidden, --layers, --batch or --seq",
-                        bytes >> 20);
+                        bytes >> 20, at != NULL ? " of the GPU" : "");
     }
     lay_out(m, m->arena);
+    if (at == NULL) {
+        m->w = m->there;
+        m->g = m->sum;
+    }
     set_weights(m, seed);
+    epo_status status = model_store(m);
+    if (status != EPO_OK) {
+        model_destroy(m);
+        return status;
+    }
     *out = m;
     return EPO_OK;
 }
@@ -130,8 +162,31 @@ epo_status model_create(const model_shape *shape, moe_block **moe, uint64_t seed
 void model_destroy(model *m) {
     if (m == NULL)
         return;
-    free(m->arena);
+    if (m->at != NULL) {
+        free(m->w);
+        free(m->g);
+    }
+    m->on->release(m->at, m->arena);
+    free(m->losses);
+    free(m->layer);
     free(m);
+}
+
+epo_status model_store(model *m) {
+    if (m->there != m->w)
+        m->on->put(m->at, m->there, m->w, m->dense * sizeof(real));
+    return checked(m);
+}
+
+epo_status model_clear(model *m) {
+    m->on->zero(m->at, m->sum, m->dense);
+    return checked(m);
+}
+
+epo_status model_fetch(model *m) {
+    if (m->sum != m->g)
+        m->on->get(m->at, m->g, m->sum, m->dense * sizeof(real));
+    return checked(m);
 }
 
 /* x[t] += sum over the taps of w_tap n[t - shift], within each sequence. */
@@ -142,8 +197,8 @@ static void mix_forward(const model *m, int layer, real *x, const real *n, int t
         for (int tap = 0; tap < MODEL_TAPS; tap++) {
             int shift = tap_shift(s, layer, tap);
             if (shift < s->seq)
-                linear_forward(x + (size_t)(first + shift) * h, n + (size_t)first * h,
-                               m->w + at_tap(s, layer, tap), s->seq - shift, h, h);
+                m->on->linear_forward(m->at, x + (size_t)(first + shift) * h, n + (size_t)first * h,
+                                      m->there + at_tap(s, layer, tap), s->seq - shift, h, h);
         }
 }
 
@@ -155,53 +210,57 @@ static void mix_backward(model *m, int layer, real *dn, const real *n, const rea
             int shift = tap_shift(s, layer, tap);
             size_t at = at_tap(s, layer, tap);
             if (shift < s->seq)
-                linear_backward(dn + (size_t)first * h, m->g + at, n + (size_t)first * h, m->w + at,
-                                dx + (size_t)(first + shift) * h, s->seq - shift, h, h);
+                m->on->linear_backward(m->at, dn + (size_t)first * h, m->sum + at,
+                                       n + (size_t)first * h, m->there + at,
+                                       dx + (size_t)(first + shift) * h, s->seq - shift, h, h);
         }
-}
-
-static void add(real *x, const real *y, size_t count) {
-    for (size_t i = 0; i < count; i++)
-        x[i] += y[i];
 }
 
 static epo_status layer_forward(model *m, int l, real *out, int tokens) {
     const model_shape *s = &m->shape;
     const model_layer_state *a = &m->layer[l];
     const size_t count = (size_t)tokens * (size_t)s->hidden;
-    norm_forward(a->norm1, a->scale1, a->in, m->w + at_norm1(s, l), tokens, s->hidden);
-    memcpy(a->mid, a->in, count * sizeof(real));
+    m->on->norm_forward(m->at, a->norm1, a->scale1, a->in, m->there + at_norm1(s, l), tokens,
+                        s->hidden);
+    m->on->copy(m->at, a->mid, a->in, count);
     mix_forward(m, l, a->mid, a->norm1, tokens);
-    norm_forward(a->norm2, a->scale2, a->mid, m->w + at_norm2(s, l), tokens, s->hidden);
-    memset(a->logits, 0, sizeof(real) * (size_t)tokens * (size_t)s->experts);
-    linear_forward(a->logits, a->norm2, m->w + at_router(s, l), tokens, s->hidden, s->experts);
-    router_forward(a->chosen, a->weights, a->logits, tokens, s->experts, s->top_k);
+    m->on->norm_forward(m->at, a->norm2, a->scale2, a->mid, m->there + at_norm2(s, l), tokens,
+                        s->hidden);
+    m->on->zero(m->at, a->logits, (size_t)tokens * (size_t)s->experts);
+    m->on->linear_forward(m->at, a->logits, a->norm2, m->there + at_router(s, l), tokens, s->hidden,
+                          s->experts);
+    m->on->router_forward(m->at, a->chosen, a->weights, a->logits, tokens, s->experts, s->top_k);
     epo_status status = moe_block_route(m->moe[l], tokens, a->chosen, a->weights);
     if (status == EPO_OK)
         status = moe_block_forward(m->moe[l], a->norm2, out);
     if (status == EPO_OK)
-        add(out, a->mid, count);
+        m->on->add(m->at, out, a->mid, count);
     return status;
 }
 
 epo_status model_forward(model *m, const uint8_t *input, const uint8_t *target, int tokens,
                          double share, double *loss) {
     const model_shape *s = &m->shape;
-    const size_t h = (size_t)s->hidden;
-    for (int t = 0; t < tokens; t++)
-        memcpy((s->layers > 0 ? m->layer[0].in : m->out) + (size_t)t * h, m->w + input[t] * h,
-               h * sizeof(real));
+    m->on->put(m->at, m->input, input, (size_t)tokens);
+    m->on->put(m->at, m->target, target, (size_t)tokens);
+    m->on->embed(m->at, s->layers > 0 ? m->layer[0].in : m->out, m->there, m->input, tokens,
+                 s->hidden);
     for (int l = 0; l < s->layers; l++) {
         real *out = l + 1 < s->layers ? m->layer[l + 1].in : m->out;
         epo_status status = layer_forward(m, l, out, tokens);
         if (status != EPO_OK)
             return status;
     }
-    norm_forward(m->norm, m->scale, m->out, m->w + at_norm(s), tokens, s->hidden);
-    memset(m->logits, 0, sizeof(real) * (size_t)tokens * MODEL_VOCAB);
-    linear_forward(m->logits, m->norm, m->w + at_output(s), tokens, s->hidden, MODEL_VOCAB);
-    *loss = softmax_loss(m->logits, target, tokens, MODEL_VOCAB, share);
-    return EPO_OK;
+    m->on->norm_forward(m->at, m->norm, m->scale, m->out, m->there + at_norm(s), tokens, s->hidden);
+    m->on->zero(m->at, m->logits, (size_t)tokens * MODEL_VOCAB);
+    m->on->linear_forward(m->at, m->logits, m->norm, m->there + at_output(s), tokens, s->hidden,
+                          MODEL_VOCAB);
+    m->on->softmax_loss(m->at, m->loss, m->logits, m->target, tokens, MODEL_VOCAB, share);
+    m->on->get(m->at, m->losses, m->loss, (size_t)tokens * sizeof *m->losses);
+    *loss = 0;
+    for (int t = 0; t < tokens; t++)
+        *loss += m->losses[t];
+    return checked(m);
 }
 
 /* dx: gradient of the layer's output on entry, of its input on return. */
@@ -212,33 +271,33 @@ static epo_status layer_backward(model *m, int l, real *dx, int tokens) {
     epo_status status = moe_block_backward(m->moe[l], dx, m->dn, a->dweights);
     if (status != EPO_OK)
         return status;
-    router_backward(a->logits, a->dweights, a->chosen, a->weights, tokens, s->experts, s->top_k);
-    linear_backward(m->dn, m->g + at_router(s, l), a->norm2, m->w + at_router(s, l), a->logits,
-                    tokens, s->hidden, s->experts);
-    norm_backward(dx, m->g + at_norm2(s, l), m->dn, a->mid, a->scale2, m->w + at_norm2(s, l),
-                  tokens, s->hidden);
-    memset(m->dn, 0, count * sizeof(real));
+    m->on->router_backward(m->at, a->logits, a->dweights, a->chosen, a->weights, tokens, s->experts,
+                           s->top_k);
+    m->on->linear_backward(m->at, m->dn, m->sum + at_router(s, l), a->norm2,
+                           m->there + at_router(s, l), a->logits, tokens, s->hidden, s->experts);
+    m->on->norm_backward(m->at, dx, m->sum + at_norm2(s, l), m->dn, a->mid, a->scale2,
+                         m->there + at_norm2(s, l), tokens, s->hidden);
+    m->on->zero(m->at, m->dn, count);
     mix_backward(m, l, m->dn, a->norm1, dx, tokens);
-    norm_backward(dx, m->g + at_norm1(s, l), m->dn, a->in, a->scale1, m->w + at_norm1(s, l), tokens,
-                  s->hidden);
+    m->on->norm_backward(m->at, dx, m->sum + at_norm1(s, l), m->dn, a->in, a->scale1,
+                         m->there + at_norm1(s, l), tokens, s->hidden);
     return EPO_OK;
 }
 
-epo_status model_backward(model *m, const uint8_t *input, int tokens) {
+epo_status model_backward(model *m, int tokens) {
     const model_shape *s = &m->shape;
-    const size_t h = (size_t)s->hidden, count = (size_t)tokens * h;
-    memset(m->dn, 0, count * sizeof(real));
-    linear_backward(m->dn, m->g + at_output(s), m->norm, m->w + at_output(s), m->logits, tokens,
-                    s->hidden, MODEL_VOCAB);
-    memset(m->dx, 0, count * sizeof(real));
-    norm_backward(m->dx, m->g + at_norm(s), m->dn, m->out, m->scale, m->w + at_norm(s), tokens,
-                  s->hidden);
+    const size_t count = (size_t)tokens * (size_t)s->hidden;
+    m->on->zero(m->at, m->dn, count);
+    m->on->linear_backward(m->at, m->dn, m->sum + at_output(s), m->norm, m->there + at_output(s),
+                           m->logits, tokens, s->hidden, MODEL_VOCAB);
+    m->on->zero(m->at, m->dx, count);
+    m->on->norm_backward(m->at, m->dx, m->sum + at_norm(s), m->dn, m->out, m->scale,
+                         m->there + at_norm(s), tokens, s->hidden);
     for (int l = s->layers - 1; l >= 0; l--) {
         epo_status status = layer_backward(m, l, m->dx, tokens);
         if (status != EPO_OK)
             return status;
     }
-    for (int t = 0; t < tokens; t++)
-        add(m->g + input[t] * h, m->dx + (size_t)t * h, h);
-    return EPO_OK;
+    m->on->embed_backward(m->at, m->sum, m->dx, m->input, tokens, s->hidden);
+    return checked(m);
 }

@@ -41,9 +41,14 @@ typedef struct model_layer_state {
 
 typedef struct model {
     model_shape shape;
-    size_t dense;    /* elements of w and g */
-    real *w, *g;     /* dense weights and gradients */
-    moe_block **moe; /* [layers], the caller's */
+    size_t dense; /* elements of w and g */
+    real *w, *g;  /* dense weights and gradients, in ordinary memory */
+    const dense_ops *on;
+    void *at;          /* where the rest lies: see dense.h */
+    real *there, *sum; /* what passes read and add to: w and g, or copies there */
+    uint8_t *input, *target;
+    double *loss, *losses; /* of each token, there and here */
+    moe_block **moe;       /* [layers], the caller's */
     model_layer_state *layer;
     real *out, *norm, *scale, *logits; /* after the last layer */
     real *dx, *dn;                     /* of the backward pass */
@@ -54,8 +59,9 @@ typedef struct model {
  * limits keep every product below 2^62. */
 size_t model_bytes(const model_shape *shape, size_t *dense);
 /* Weights by `seed`, the same on every rank.  moe: one block per layer, which the
- * caller keeps and destroys.  On failure *out is untouched. */
-epo_status model_create(const model_shape *shape, moe_block **moe, uint64_t seed, model **out);
+ * caller keeps and destroys.  on, at: where it works.  On failure *out is untouched. */
+epo_status model_create(const model_shape *shape, moe_block **moe, const dense_ops *on, void *at,
+                        uint64_t seed, model **out);
 void model_destroy(model *m); /* NULL is accepted */
 
 /* [collective]  One micro-batch of whole sequences: tokens is a multiple of seq,
@@ -63,7 +69,12 @@ void model_destroy(model *m); /* NULL is accepted */
  * follows is the gradient of `share` times the sum over all ranks. */
 epo_status model_forward(model *m, const uint8_t *input, const uint8_t *target, int tokens,
                          double share, double *loss);
-/* [collective]  Adds to g and to the experts' gradients. */
-epo_status model_backward(model *m, const uint8_t *input, int tokens);
+/* [collective]  The last forward's: adds to what model_fetch brings to g, and to the
+ * experts' gradients. */
+epo_status model_backward(model *m, int tokens);
+/* After w has changed; before the first backward of a step; before g is read. */
+epo_status model_store(model *m);
+epo_status model_clear(model *m);
+epo_status model_fetch(model *m);
 
 #endif

@@ -57,6 +57,10 @@ epo_status moe_world_open(const moe_switches *switches, moe_world **out) {
         return status;
     }
     measure_device_settle(&world->device, world->info.engine);
+    world->dense = world->device.gpu ? dense_gpu() : NULL;
+    world->dense_at = world->dense != NULL ? world->device.stream : NULL;
+    if (world->dense == NULL)
+        world->dense = &dense_host;
     *out = world;
     return EPO_OK;
 }
@@ -173,6 +177,32 @@ static epo_status take_back(moe_world *world, float *to, const void *from, size_
     if (status == EPO_OK)
         widen_bf16(to, world->staging.pack, count);
     return status;
+}
+
+static epo_status dense_wrong(const moe_world *world) {
+    const char *wrong = world->dense->wrong(world->dense_at);
+    return wrong == NULL ? EPO_OK : epo_fail(EPO_E_SYSTEM, "rows of the dense parts: %s", wrong);
+}
+
+/* The same for rows, which may lie on the GPU. */
+static epo_status give_rows(moe_world *world, void *to, const float *from, size_t count) {
+    if (world->dense_at == NULL)
+        return give(world, to, from, count);
+    if (world->shape.type == EPO_F32)
+        world->dense->copy(world->dense_at, to, from, count);
+    else
+        world->dense->narrow(world->dense_at, to, from, count, world->shape.type);
+    return dense_wrong(world);
+}
+
+static epo_status take_rows(moe_world *world, float *to, const void *from, size_t count) {
+    if (world->dense_at == NULL)
+        return take_back(world, to, from, count);
+    if (world->shape.type == EPO_F32)
+        world->dense->copy(world->dense_at, to, from, count);
+    else
+        world->dense->widen(world->dense_at, to, from, count);
+    return dense_wrong(world);
 }
 
 epo_status moe_block_store(moe_block *block) {
@@ -403,11 +433,11 @@ epo_status moe_block_forward(moe_block *block, const real *x, real *y) {
     const size_t count = (size_t)block->tokens * (size_t)world->shape.hidden;
     epo_status status = EPO_OK;
     if (world->staging.in != NULL)
-        status = give(world, world->staging.in, x, count);
+        status = give_rows(world, world->staging.in, x, count);
     if (status == EPO_OK)
         status = moe_block_time_forward(block, x, y);
     if (status == EPO_OK && world->staging.out != NULL)
-        status = take_back(world, y, world->staging.out, count);
+        status = take_rows(world, y, world->staging.out, count);
     return status;
 }
 
@@ -417,11 +447,11 @@ epo_status moe_block_backward(moe_block *block, const real *dy, real *dx, real *
     const size_t slots = (size_t)block->tokens * (size_t)world->shape.top_k;
     epo_status status = EPO_OK;
     if (world->staging.in != NULL)
-        status = give(world, world->staging.in, dy, count);
+        status = give_rows(world, world->staging.in, dy, count);
     if (status == EPO_OK)
         status = moe_block_time_backward(block, dy, dx, dweights);
     if (status == EPO_OK && world->staging.out != NULL)
-        status = take_back(world, dx, world->staging.out, count);
+        status = take_rows(world, dx, world->staging.out, count);
     if (status == EPO_OK && world->staging.dweights != NULL)
         status = measure_device_get(&world->device, dweights, world->staging.dweights,
                                     slots * sizeof *dweights);

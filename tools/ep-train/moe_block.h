@@ -29,7 +29,8 @@ typedef struct moe_shape {
 } moe_shape;
 
 /* Where a call's arrays lie, if not where the program has them: on a GPU, or as bf16.
- * One set for all layers: a call is complete when it returns. */
+ * One set for all layers: a call is complete when it returns.  The program's own rows lie
+ * where its dense parts run. */
 typedef struct moe_staging {
     void *pack;      /* bf16 in ordinary memory; NULL with fp32 */
     void *in, *out;  /* rows where the engine reads and writes them; NULL: the caller's */
@@ -47,6 +48,8 @@ typedef struct moe_world {
     measure_device device;
     const char *why; /* the engine was not left to the library; NULL: it was */
     moe_staging staging;
+    const dense_ops *dense; /* where the program's rows lie */
+    void *dense_at;         /* NULL: in ordinary memory */
 } moe_world;
 
 /* One layer's experts on this rank.  Master weights and gradients are fp32 in ordinary

@@ -43,9 +43,10 @@ void report_opening(const train *t, FILE *out) {
         fprintf(out, "ep-train: %s\n", t->world->why);
     if (t->world->device.gpu)
         fprintf(out,
-                "ep-train: experts on GPU %d of %d here, %s; the dense parts and the optimizer run "
-                "on the CPU\n",
-                t->world->device.number, t->world->device.visible, t->world->device.name);
+                "ep-train: experts%s on GPU %d of %d here, %s; the %soptimizer runs on the CPU\n",
+                t->world->dense_at != NULL ? " and dense parts" : "", t->world->device.number,
+                t->world->device.visible, t->world->device.name,
+                t->world->dense_at != NULL ? "" : "dense parts and the ");
     if (t->cores > 0 && i->ranks > t->cores)
         fprintf(out,
                 "ep-train: %d ranks share %d cores: times show the order of things, not a speed\n",

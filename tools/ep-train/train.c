@@ -110,7 +110,8 @@ static epo_status open_model(train *t) {
     t->step_ms.value = malloc((size_t)t->step_ms.room * sizeof(double));
     if (t->input == NULL || t->target == NULL || t->step_ms.value == NULL)
         return epo_fail(EPO_E_NOMEM, "no memory for a batch of %zu tokens", tokens);
-    epo_status status = model_create(&shape, t->block, o->seed, &t->model);
+    epo_status status =
+        model_create(&shape, t->block, t->world->dense, t->world->dense_at, o->seed, &t->model);
     if (status == EPO_OK)
         status = optim_create((optim_kind)o->optimizer, t->model->dense, &t->dense);
     return status;
@@ -186,7 +187,7 @@ static epo_status micro_batch(train *t, uint64_t number, double share, double *l
     data_batch(&t->text, o->seed, number, o->batch, t->first, t->count, o->seq, t->input,
                t->target);
     epo_status status = model_forward(t->model, t->input, t->target, tokens, share, loss);
-    return status != EPO_OK ? status : model_backward(t->model, t->input, tokens);
+    return status != EPO_OK ? status : model_backward(t->model, tokens);
 }
 
 static double square_sum(const float *g, size_t count) {
@@ -229,28 +230,28 @@ static epo_status reduce(train *t, double loss, double share, double *mean, doub
 static epo_status update(train *t) {
     const options *o = t->opt;
     optim_step(t->dense, t->model->w, t->model->g, o->lr, t->step);
-    for (int l = 0; l < o->layers; l++) {
+    epo_status status = model_store(t->model);
+    for (int l = 0; l < o->layers && status == EPO_OK; l++) {
         moe_block *b = t->block[l];
         optim_step(t->experts[2 * l], b->w1, b->dw1, o->lr, t->step);
         optim_step(t->experts[2 * l + 1], b->w2, b->dw2, o->lr, t->step);
-        epo_status status = moe_block_store(b);
-        if (status != EPO_OK)
-            return status;
+        status = moe_block_store(b);
     }
-    return EPO_OK;
+    return status;
 }
 
 static epo_status clear_gradients(train *t) {
-    epo_status status = EPO_OK;
-    memset(t->model->g, 0, t->model->dense * sizeof(real));
+    epo_status status = model_clear(t->model);
     for (int l = 0; l < t->opt->layers && status == EPO_OK; l++)
         status = moe_block_clear(t->block[l]);
     return status;
 }
 
-/* The experts' gradients, complete and where the optimizer reads them. */
+/* All gradients, complete and where the optimizer reads them. */
 static epo_status finish_gradients(train *t) {
     epo_status status = moe_world_flush(t->world);
+    if (status == EPO_OK)
+        status = model_fetch(t->model);
     for (int l = 0; l < t->opt->layers && status == EPO_OK; l++)
         status = moe_block_fetch(t->block[l]);
     return status;
