@@ -131,6 +131,7 @@ typedef struct epo_backend_info {
     uint32_t types;       /* bit 1 << epo_dtype for each type served; 0: fp32 and bf16 */
 } epo_backend_info;
 
+    uint64_t window_page; /* a window's bytes are rounded up to it; 0: they are not */
 /* How an exchange's rows get to peers while GEMMs run beside. */
 typedef enum epo_way {
     EPO_WAY_STORES = 0, /* gathered and summed rows are stored by as many SMs as it takes */
@@ -204,9 +205,9 @@ typedef struct epo_gemm {
     const uint64_t *cpu_first, *cpu_count;
     bool beside; /* exchanges that may need room on the device run meanwhile */
     /* Only where info->fused: the activation beside the product, NULL without.
-     * FORWARD: `c` is h; act->a is made from it.  DGRAD: the product is da, which is
-     * not kept; act->a, act->dh and act->dw are made from act->h, dh in h's place;
-     * `c` is act->a.  The act's rows are those of the experts. */
+     * FORWARD: `c` is h (NULL: see gemm_drops_h); act->a is made from it.  DGRAD: the product is
+     * da, which is not kept; act->a, act->dh and act->dw are made from act->h, dh in h's place; `c`
+     * is act->a.  The act's rows are those of the experts. */
     const struct epo_swiglu *act;
 } epo_gemm;
 
@@ -444,6 +445,9 @@ typedef struct epo_backend_ops {
      * such way, gather serves. */
     epo_status (*copy)(epo_queue *q, void *dst, const void *src, uint64_t bytes,
                        const epo_deps *deps);
+    /* NULL: no.  Can this FORWARD product with an activation do without `c`, where h is not
+     * wanted? */
+    bool (*gemm_drops_h)(epo_backend *be, const epo_gemm *g);
     /* Routing without the CPU; all three or none (NULL).  route_count: complete on
      * return, after what the queue holds.  route_send: the maps of epo_route_send for
      * the routing counted last, -1 in token and slot where `fill` says so; expert_first

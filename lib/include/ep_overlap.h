@@ -259,7 +259,9 @@ typedef struct epo_buffer_config {
             EPO_OVERFLOW_ERROR, 0, EPO_WIRE_ROWS                                                   \
     }
 
-/* Bytes that epo_buffer_create will take on this rank; allocates nothing. */
+/* Bytes that epo_buffer_create will take on this rank; allocates nothing.  On several
+ * ranks with different max_rows the largest of them counts, which this rank does not know:
+ * then it may take more. */
 EPO_API epo_status epo_buffer_bytes(const epo_group *group, const epo_buffer_config *config,
                                     uint64_t *bytes);
 /* [collective] */

@@ -226,9 +226,14 @@ epo_status moe_buffer_bytes(const epo_group *group, const epo_buffer_config *con
     epo_buffer b;
     uint64_t max_rows;
     epo_status status = configure(group, config, &b, &max_rows);
-    if (status == EPO_OK)
-        *bytes = b.window_bytes;
-    return status;
+    if (status != EPO_OK)
+        return status;
+    const uint64_t page = group->ops->info(group->be)->window_page;
+    uint64_t all = b.window_bytes;
+    if (page > 0 && !epo_size_align(b.window_bytes, page, &all))
+        return epo_fail(EPO_E_NOMEM, "buffer: its window needs more than 2^64 bytes");
+    *bytes = all;
+    return EPO_OK;
 }
 
 /* What must be the same on every rank, and the rows that each rank can hold. */

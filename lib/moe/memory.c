@@ -35,6 +35,26 @@ static moe_sizes return_sizes(const epo_plan *plan) {
     return s;
 }
 
+/* What fc1 makes before the activation: for the backward, or where it has to be somewhere. */
+static bool wants_h(const epo_layer *l, const epo_plan *plan, bool keep) {
+    const epo_layer_config *c = &l->config;
+    const epo_group *g = l->group;
+    const epo_swiglu act = {.ffn = c->ffn, .type = c->type};
+    const epo_gemm fc1 = {.kind = EPO_GEMM_FORWARD,
+                          .b = c->w1,
+                          .type = c->type,
+                          .c_type = c->type,
+                          .n = 2 * c->ffn,
+                          .k = c->hidden,
+                          .row_first = plan->op_first,
+                          .row_count = plan->op_count,
+                          .count = l->local,
+                          .cpu_first = plan->first,
+                          .cpu_count = plan->count,
+                          .act = &act};
+    return keep || g->ops->gemm_drops_h == NULL || !g->ops->gemm_drops_h(g->be, &fc1);
+}
+
 moe_sizes moe_layer_sizes(const epo_layer *l, const epo_plan *plan, bool keep) {
     const epo_layer_config *c = &l->config;
     uint64_t size = moe_type_size(c->type), rows = plan->rows;
@@ -51,7 +71,7 @@ moe_sizes moe_layer_sizes(const epo_layer *l, const epo_plan *plan, bool keep) {
         s.x = 0;
     if (wanted && !s.x_stays && c->saved == EPO_SAVE_TOKENS)
         s.tokens = bytes_of(plan->back_rows, plan->buffer->wire_bytes);
-    s.h = custom ? 0 : bytes_of(rows, 2 * high);
+    s.h = custom || !wants_h(l, plan, keep) ? 0 : bytes_of(rows, 2 * high);
     s.a = custom ? 0 : bytes_of(rows, high);
     s.out = bytes_of(rows, wide);
     s.wire = moe_buffer_wire(plan->buffer) > 0

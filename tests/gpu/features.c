@@ -4,8 +4,8 @@
  * layers, bit for bit: groups from a communicator, several groups in one step, two
  * micro-batches node by node.  And what a peer that never comes leaves: NaN.
  *
- *   features [e4m3] [NAME...]     late comm groups saved capture tp own overflow schedule
- *                                 control
+ *   features [e4m3] [NAME...]     late comm groups saved capture memory tp own overflow
+ *                                 schedule control
  *
  * e4m3: everything by flex, with e4m3 on the wire.
  */
@@ -124,6 +124,82 @@ static void test_capture(void) {
     }
     bool ok = run_world(j, 2, text, sizeof text) && j[0].hash && j[1].hash;
     test_result("a stream under capture is refused", ok, j[0].text);
+}
+
+/* ---- memory ---- */
+
+static uint64_t held(rank_job *j) {
+    epo_stats stats = {.size = sizeof stats};
+    (void)j->engine->group_stats(j->group, &stats, 0);
+    return stats.memory_bytes;
+}
+
+/* A buffer takes what was told; a forward without backward takes no room for what only
+ * that wants; one with it takes as much more as was told. */
+static void *memory_main(void *ctx) {
+    rank_job *j = ctx;
+    const epo_engine *e = j->engine;
+    epo_layer_memory m = {.size = sizeof m};
+    epo_saved *saved = NULL;
+    epo_buffer *other = NULL;
+    uint64_t told = 0, before = 0;
+    epo_buffer_config bc = EPO_BUFFER_CONFIG_INIT;
+    bc.experts = j->c.experts;
+    bc.hidden = j->c.hidden;
+    bc.top_k = j->c.top_k;
+    bc.max_tokens = 3000;
+    bc.type = j->c.type;
+    j->status = open_rank(j);
+    if (j->status == EPO_OK)
+        j->status = e->buffer_bytes(j->group, &bc, &told);
+    before = held(j);
+    if (j->status == EPO_OK)
+        j->status = e->buffer_create(j->group, &bc, &other);
+    const uint64_t took = held(j) - before;
+    (void)e->buffer_destroy(other);
+    if (j->status == EPO_OK)
+        j->status = attention(j, 0, 0);
+    epo_step *s = &j->step[0][0];
+    if (j->status == EPO_OK)
+        j->status = e->forward(s->layer, s->plan, s->x, s->y, NULL, j->stream);
+    if (j->status == EPO_OK)
+        j->status = e->layer_bytes(s->layer, s->plan, &m);
+    before = held(j);
+    if (j->status == EPO_OK)
+        j->status = e->forward(s->layer, s->plan, s->x, s->y, &saved, j->stream);
+    const uint64_t more = held(j) - before;
+    e->saved_release(saved);
+    TEST_CUDA(cudaStreamSynchronize(j->stream));
+    j->hash = took == told && more == m.saved;
+    snprintf(j->text, sizeof j->text,
+             "buffer: %llu bytes told, %llu taken; forward with a backward: %llu told, %llu more",
+             (unsigned long long)told, (unsigned long long)took, (unsigned long long)m.saved,
+             (unsigned long long)more);
+    if (j->status != EPO_OK)
+        snprintf(j->text, sizeof j->text, "%s", e->error());
+    close_rank(j);
+    return NULL;
+}
+
+static void test_memory(void) {
+    struct cudaDeviceProp prop;
+    TEST_CUDA(cudaGetDeviceProperties(&prop, 0));
+    if (prop.major != 9) {
+        test_skip("memory as told", "what an inference leaves out is sm_90's affair");
+        return;
+    }
+    for (int i = 0; i < 4; i += 2) { /* flex keeps its rows in any case */
+        char name[96], text[256] = "";
+        rank_job j[2];
+        ref_case c = some_case(0xe1, 2, EPO_BF16);
+        for (int r = 0; r < 2; r++) {
+            j[r] = some_job(&c, r, i);
+            j[r].main = memory_main;
+        }
+        snprintf(name, sizeof name, "memory as told, %s", i > 0 ? "overlapped" : "serial");
+        const bool ok = run_world(j, 2, text, sizeof text) && j[0].hash && j[1].hash;
+        test_result(name, ok, text[0] != '\0' ? text : j[0].hash ? j[1].text : j[0].text);
+    }
 }
 
 static void test_groups(void) {
@@ -510,14 +586,9 @@ int main(int argc, char **argv) {
         const char *name;
         void (*run)(void);
     } all[] = {{"late", test_late}, /* these two fork: first */
-               {"comm", test_comm},
-               {"groups", test_groups},
-               {"saved", test_saved},
-               {"capture", test_capture},
-               {"tp", test_tp},
-               {"own", test_own},
-               {"overflow", test_overflow},
-               {"schedule", test_schedule},
+               {"comm", test_comm},       {"groups", test_groups},     {"saved", test_saved},
+               {"capture", test_capture}, {"memory", test_memory},     {"tp", test_tp},
+               {"own", test_own},         {"overflow", test_overflow}, {"schedule", test_schedule},
                {"control", test_control}};
     int first = 1;
     if (argc > 1 && strcmp(argv[1], "e4m3") == 0) {

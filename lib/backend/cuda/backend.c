@@ -262,6 +262,7 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
         .parts = be->one_sided,
         .own_rows = true,
         .sums = be->one_sided && be->sums,
+        .window_page = GPU_WINDOW_PAGE,
         .ways = be->one_sided ? be->ways : 0,
         .types = 1U << EPO_F32 | 1U << EPO_BF16 | 1U << EPO_F16,
     };
@@ -392,6 +393,7 @@ static const epo_backend_ops ops = {
     .reduce = op_reduce,
     .gemm = gpu_gemm,
     .swiglu = op_swiglu,
+    .gemm_drops_h = gpu_gemm_drops_h,
     .chain_covers = gpu_chain_covers,
     .chain = gpu_chain_op,
     .zero = op_zero,

@@ -158,6 +158,13 @@ epo_status gpu_gemm(epo_queue *q, const epo_gemm *g, const epo_deps *deps) {
     const uint64_t *first = g->cpu_first != NULL ? g->cpu_first : g->row_first;
     const uint64_t *count = g->cpu_count != NULL ? g->cpu_count : g->row_count;
     epo_status status;
+/* The kernel that makes the activation on its way stores h only where it is asked to. */
+bool gpu_gemm_drops_h(epo_backend *be, const epo_gemm *g) {
+    epo_gg gg = gpu_gemm_shape(g);
+    gpu_gemm_act(&gg, g->act);
+    return be->grouped && epo_gg_path_of(&gg) == EPO_GG_SM90;
+}
+
     for (int e = g->first; e < g->first + g->count; e++)
         if (count[e] > INT32_MAX)
             return epo_fail(EPO_E_ARG, "rank %d: %s: expert %d has %" PRIu64 " rows, allowed %d",
@@ -175,6 +182,10 @@ epo_status gpu_gemm(epo_queue *q, const epo_gemm *g, const epo_deps *deps) {
                      : gpu_blas_gemm(q, g, first, count, deps->name);
         if (status == EPO_OK && g->act != NULL && !(own && fuse))
             status = act_after(q, g, first, count, deps->name);
+        if (fuse && !own && g->c == NULL)
+            return epo_fail(EPO_E_STATE,
+                            "rank %d: %s: no room for h, which a library's products make",
+                            q->be->rank, deps->name);
     }
     return status == EPO_OK ? gpu_op_end(q, deps) : status;
 }

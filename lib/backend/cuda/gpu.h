@@ -46,6 +46,7 @@
 #define GPU_PAIRS_WORDS 8192
 /* SMs that GEMMs leave to NCCL's kernels: one that holds every SM to its end would keep
  * them out. */
+#define GPU_WINDOW_PAGE (UINT64_C(2) << 20) /* an IPC handle opens the whole allocation */
 #define GPU_PAIRS_SMS 16
 
 /* Who multiplies; what AUTO does where our sm_90 kernels do not fit: cuBLASLt if it is
@@ -369,6 +370,7 @@ epo_status gpu_route_count(epo_queue *q, const epo_routes *routes, epo_route_cou
 epo_status gpu_route_send(epo_queue *q, const epo_routes *routes, const uint64_t *expert_first,
                           const uint64_t *own_row, int32_t *token, int32_t *slot, int32_t *row,
                           const epo_deps *deps);
+bool gpu_gemm_drops_h(epo_backend *be, const epo_gemm *g);
 epo_status gpu_route_pad(epo_queue *q, const uint64_t *first, const uint64_t *count, int experts,
                          uint64_t rows, int32_t *index, const epo_deps *deps);
 void gpu_routing_close(epo_backend *be);

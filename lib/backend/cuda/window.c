@@ -12,8 +12,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#define WINDOW_ALIGN (UINT64_C(2) << 20) /* an IPC handle opens the whole allocation */
-
 /* What a rank tells the others about one allocation. */
 typedef struct window_card {
     int64_t pid;
@@ -183,10 +181,10 @@ epo_status gpu_window_create(epo_backend *be, uint64_t bytes, epo_window **out) 
     }
     if (w == NULL || w->peer == NULL || w->opened == NULL)
         status = epo_fail(EPO_E_NOMEM, "rank %d: no memory for a window", be->rank);
-    if (status == EPO_OK && bytes > UINT64_MAX - WINDOW_ALIGN)
+    if (status == EPO_OK && bytes > UINT64_MAX - GPU_WINDOW_PAGE)
         status = epo_fail(EPO_E_NOMEM, "rank %d: window: need %" PRIu64 " bytes", be->rank, bytes);
     void *base = NULL;
-    const uint64_t size = (bytes + WINDOW_ALIGN - 1) / WINDOW_ALIGN * WINDOW_ALIGN;
+    const uint64_t size = (bytes + GPU_WINDOW_PAGE - 1) / GPU_WINDOW_PAGE * GPU_WINDOW_PAGE;
     if (status == EPO_OK)
         status = gpu_alloc(be, size, &base);
     if (status == EPO_OK) {

@@ -60,6 +60,7 @@ static epo_backend *backend_new(const host_place *p) {
         .link_gbs = p->link.gbs,
         .link_us = p->link.us,
         .default_chunks = 4,
+        .window_page = HOST_PAGE,
         .one_sided = true,
         .types = 1u << EPO_F32 | 1u << EPO_BF16 | 1u << EPO_F16,
     };

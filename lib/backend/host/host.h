@@ -27,6 +27,7 @@
 #define HOST_SLICE_NS INT64_C(50000000)  /* peers' lives and limits are looked at this often */
 #define HOST_TURNS 16                    /* collective calls that are kept of each rank */
 #define HOST_SCRATCH (UINT64_C(1) << 20) /* collectives, per rank and half */
+#define HOST_PAGE UINT64_C(4096)         /* of a window */
 
 /* ---- shared by the ranks ---------------------------------------------- */
 

@@ -10,8 +10,6 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define HOST_PAGE UINT64_C(4096)
-
 /* ---- windows ------------------------------------------------------------------ */
 
 /* A mapping that threads share; the last one returns it. */
