@@ -57,6 +57,9 @@ typedef struct epo_ready {
     const char *what; /* static: "dispatch chunk", for messages */
     int chunk;        /* -1: none */
     int first, step;  /* step > 0: word i is written by rank first + i * step */
+    /* Not NULL: a replayable call's flag, and `epoch` is added to this word when the
+     * operation runs (modulo 2^64). */
+    const uint64_t *counter;
 } epo_ready;
 
 /* Who writes word i. */
@@ -65,7 +68,7 @@ static inline int epo_ready_writer(const epo_ready *r, int i) {
 }
 
 static inline epo_ready epo_ready_event(epo_event *e) {
-    epo_ready r = {e, NULL, 0, 0, -1, "event", -1, 0, 0};
+    epo_ready r = {e, NULL, 0, 0, -1, "event", -1, 0, 0, NULL};
     return r;
 }
 
@@ -128,10 +131,10 @@ typedef struct epo_backend_info {
     bool own_rows;        /* gather and reduce read `own`, and route_send numbers own rows */
     bool sums;            /* exchange sums rows on their way, where rows are 16-byte units */
     uint32_t ways;        /* bit 1 << epo_way for each that exchange has; 0: it has one */
+    uint64_t window_page; /* a window's bytes are rounded up to it; 0: they are not */
     uint32_t types;       /* bit 1 << epo_dtype for each type served; 0: fp32 and bf16 */
 } epo_backend_info;
 
-    uint64_t window_page; /* a window's bytes are rounded up to it; 0: they are not */
 /* How an exchange's rows get to peers while GEMMs run beside. */
 typedef enum epo_way {
     EPO_WAY_STORES = 0, /* gathered and summed rows are stored by as many SMs as it takes */
@@ -172,8 +175,9 @@ typedef struct epo_exchange {
      * also those that get no bytes, this rank included. */
     uint64_t flag_offset;
     uint64_t epoch;
-    bool alone;  /* a hint: the device has nothing else to do meanwhile */
-    epo_way way; /* a hint, where it is not alone; one of info->ways */
+    const uint64_t *counter; /* as epo_ready.counter */
+    bool alone;              /* a hint: the device has nothing else to do meanwhile */
+    epo_way way;             /* a hint, where it is not alone; one of info->ways */
     /* Where info->parts: several exchanges in one, in this order.  Part i sends the
      * segments from part_first[i] - part_first[0] on and tells of it at flag_offset +
      * i * flag_step.  0 and 1: all is one part. */
@@ -346,6 +350,16 @@ typedef struct epo_flex_receive {
     float *weight;          /* [rows]: 0 for alignment */
 } epo_flex_receive;
 
+/* A routing whose counts the CPU never learns: every rank's part of each expert is full,
+ * so send rows have their places beforehand.  All in memory of ops->alloc. */
+typedef struct epo_replay_route {
+    void *scratch;                /* replay_scratch bytes, for this alone */
+    const uint64_t *expert_first; /* [E] */
+    const uint64_t *own_row;      /* [E] or NULL; both as in route_send */
+    int32_t *token, *slot, *row;
+    bool overflow_is_error; /* else what is beyond the capacity is dropped */
+} epo_replay_route;
+
 /* A collective call, as all ranks make it. */
 typedef enum epo_turn_kind {
     EPO_TURN_BUFFER,     /* buffer_create */
@@ -431,6 +445,9 @@ typedef struct epo_backend_ops {
     epo_status (*wire_pack)(epo_queue *q, const epo_wire_pack *p, const epo_deps *deps);
     epo_status (*reduce)(epo_queue *q, const epo_rows_reduce *r, const epo_deps *deps);
     epo_status (*gemm)(epo_queue *q, const epo_gemm *g, const epo_deps *deps);
+    /* NULL: no.  Can this FORWARD product with an activation do without `c`, where h is not
+     * wanted? */
+    bool (*gemm_drops_h)(epo_backend *be, const epo_gemm *g);
     epo_status (*swiglu)(epo_queue *q, const epo_swiglu *s, const epo_deps *deps);
     /* Both or none (NULL).  chain_covers: can these products, in as many parts, be one
      * operation?  The same answer on every rank for the same shapes. */
@@ -445,9 +462,6 @@ typedef struct epo_backend_ops {
      * such way, gather serves. */
     epo_status (*copy)(epo_queue *q, void *dst, const void *src, uint64_t bytes,
                        const epo_deps *deps);
-    /* NULL: no.  Can this FORWARD product with an activation do without `c`, where h is not
-     * wanted? */
-    bool (*gemm_drops_h)(epo_backend *be, const epo_gemm *g);
     /* Routing without the CPU; all three or none (NULL).  route_count: complete on
      * return, after what the queue holds.  route_send: the maps of epo_route_send for
      * the routing counted last, -1 in token and slot where `fill` says so; expert_first
@@ -472,6 +486,24 @@ typedef struct epo_backend_ops {
      * are no streams, `call` serves. */
     epo_status (*run)(epo_queue *q, epo_status (*fn)(void *ctx, epo_stream stream), void *ctx,
                       const epo_deps *deps);
+
+    /* Calls that a CUDA graph may capture and replay; all or none (NULL).  replay_open: can
+     * this backend?  replay_enter: as stream_enter, after adding 1 to each counter in the
+     * order of `stream`; *capture: of the capture under way, 0: none.  replay_leave: the
+     * stream goes on after all that the queues hold; always call it.  replay_write: complete
+     * on return, to memory that no operation uses.  replay_route: the routing is judged where
+     * it is counted; what is wrong breaks the backend late.  replay_dropped: slots, of all
+     * that have run. */
+    epo_status (*replay_open)(epo_backend *be);
+    epo_status (*replay_enter)(epo_backend *be, epo_queue *const *queues, int count,
+                               uint64_t *const *counters, int ncounters, epo_stream stream,
+                               uint64_t *capture);
+    epo_status (*replay_leave)(epo_backend *be, epo_stream stream);
+    epo_status (*replay_write)(epo_backend *be, void *dst, const void *src, uint64_t bytes);
+    uint64_t (*replay_scratch)(const epo_routes *routes);
+    epo_status (*replay_route)(epo_queue *q, const epo_routes *routes, const epo_replay_route *r,
+                               const epo_deps *deps);
+    uint64_t (*replay_dropped)(const epo_backend *be);
 
     /* Recording: as epo_record_start and _stop. */
     epo_status (*record_start)(epo_backend *be, uint64_t capacity);

@@ -26,9 +26,10 @@
  * its outputs are complete.  With the CUDA engine it is a cudaStream_t, the
  * outputs are complete in stream order, and every array that a call names (rows,
  * routing, weights, gradients) is memory of the GPU that was current when the
- * group was made; epo_plan_create waits until it knows the routing's counts.  A
- * stream that is being captured in a CUDA graph is refused (EPO_E_UNSUPPORTED),
- * which breaks the group.
+ * group was made; epo_plan_create waits until it knows the routing's counts, unless
+ * its buffer is for graphs.  Calls on such a buffer can be captured in a CUDA graph (see
+ * "CUDA graphs" below); any other call on a stream that is being captured is refused
+ * (EPO_E_UNSUPPORTED), which breaks the group.
  *
  * Errors: every function that can fail returns epo_status; epo_error() then
  * tells in one line what was found, what is allowed and what to do.  Outputs are
@@ -252,11 +253,13 @@ typedef struct epo_buffer_config {
                              * rank, the missing ones zero with router weight 0, so that
                              * sizes and places do not depend on the routing */
     epo_wire wire;          /* how dispatch sends rows; flex only.  The same on every rank */
+    int graphs;             /* not 0: calls on it may be captured in CUDA graphs, see there.
+                             * The same on every rank */
 } epo_buffer_config;
 #define EPO_BUFFER_CONFIG_INIT                                                                     \
     {                                                                                              \
         sizeof(epo_buffer_config), 0, 0, 0, 0, EPO_F32, EPO_DISPATCH_DEFAULT, 0, 0, 0, 0.0, -1,    \
-            EPO_OVERFLOW_ERROR, 0, EPO_WIRE_ROWS                                                   \
+            EPO_OVERFLOW_ERROR, 0, EPO_WIRE_ROWS, 0                                                \
     }
 
 /* Bytes that epo_buffer_create will take on this rank; allocates nothing.  On several
@@ -485,6 +488,32 @@ typedef struct epo_schedule {
  * have the bits of the same epo_forward and epo_backward calls one after the other. */
 EPO_API epo_status epo_schedule_run(epo_group *group, const epo_schedule *schedule,
                                     epo_stream stream);
+
+/* ---- CUDA graphs ------------------------------------------------------- */
+
+/* What a graph holds must not depend on the routing.  So a buffer with `graphs` set needs
+ * the dispatcher alltoall and pad_to_capacity, and all ranks on one node with P2P between
+ * their GPUs; a group that delays weight gradients, threads that share a GPU, a layer with
+ * experts of the caller's or EPO_SAVE_NOTHING, and epo_schedule_run are refused by name
+ * (EPO_E_UNSUPPORTED).
+ *
+ * On a stream that is being captured: epo_plan_create, epo_dispatch, epo_combine,
+ * epo_forward, epo_backward, all ranks the same.  A plan belongs to the capture that made
+ * it.  One graph may hold all of a pass, or a forward and its backward be two graphs.  Call
+ * them once without a capture before: what is made at first use is made then.  A replay
+ * reads the routing (T and K as captured) and the rows from the arrays of the captured
+ * calls, and adds to dw1 and dw2 as they would; results have the same bits.  wgrad_ready is
+ * called when a backward is captured, not when it is replayed.
+ *
+ * Every rank launches the same graphs, and makes the same calls between them, in the same
+ * order, each of its own in the order of streams.  Release the plans after the last replay,
+ * and destroy the graphs before the group: their memory is then given back.
+ *
+ * epo_plan_query tells 0 for dropped and pad_rows, which nobody knows; epo_stats counts
+ * what replays have dropped.  A bad index, an expert beyond its capacity
+ * (EPO_OVERFLOW_ERROR) and a wait beyond timeout_s are found on the device: outputs become
+ * NaN from there on, the error is that of epo_group_async_error and of the next call, and
+ * later replays end at once, without waiting for anybody.  So do those of the other ranks. */
 
 /* ---- figures ---------------------------------------------------------- */
 

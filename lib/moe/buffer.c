@@ -57,6 +57,7 @@ static bool lay_out(epo_buffer *b, uint64_t max_rows) {
     window_layout w = {0, false};
     b->counts_arrive = flags(&w, b, 1);
     b->meta_arrive = flags(&w, b, 1);
+    b->meta_credit = flags(&w, b, 1);
     b->dispatch.arrive = flags(&w, b, b->chunks);
     b->dispatch.credit = flags(&w, b, 1);
     b->combine.arrive = flags(&w, b, b->chunks);
@@ -70,6 +71,7 @@ static bool lay_out(epo_buffer *b, uint64_t max_rows) {
     b->combine.extra = place(&w, flex ? back * k : back, sizeof(float));
     if (b->links)
         lay_out_links(&w, b);
+    b->counters = place(&w, b->replays ? 3 : 0, sizeof(uint64_t));
     b->window_bytes = w.bytes;
     return !w.failed;
 }
@@ -174,6 +176,24 @@ static epo_status links_set(epo_buffer *b, const epo_buffer_config *c) {
     return EPO_OK;
 }
 
+/* What is known before a routing is, so that a graph can hold it. */
+static epo_status replays_set(epo_buffer *b) {
+    const epo_group *g = b->group;
+    if (b->dispatcher != EPO_DISPATCH_ALLTOALL || !b->pad)
+        return epo_fail(EPO_E_UNSUPPORTED,
+                        "buffer: graphs with dispatcher %s and pad_to_capacity %d: what a CUDA "
+                        "graph holds must not depend on the routing; use alltoall, and pad to a "
+                        "capacity",
+                        b->dispatcher == EPO_DISPATCH_ALLTOALL ? "alltoall" : "flex", b->pad);
+    if (g->delay_wgrad)
+        return epo_fail(EPO_E_UNSUPPORTED, "buffer: graphs in a group that delays weight "
+                                           "gradients; make the group with delay_wgrad off");
+    if (g->ops->replay_open == NULL)
+        return epo_fail(EPO_E_UNSUPPORTED, "buffer: graphs: the %s engine has none", g->ops->name);
+    b->replays = true;
+    return g->ops->replay_open(g->be);
+}
+
 /* Checks the configuration and lays the window out; makes nothing. */
 static epo_status configure(const epo_group *g, const epo_buffer_config *given, epo_buffer *b,
                             uint64_t *max_rows) {
@@ -201,8 +221,12 @@ static epo_status configure(const epo_group *g, const epo_buffer_config *given, 
         status = moe_capacity_set(b, &c);
     if (status != EPO_OK)
         return status;
+    if (c.graphs != 0)
+        status = replays_set(b);
+    if (status != EPO_OK)
+        return status;
     b->chunks = choose_chunks(g, c.chunks, b);
-    moe_tune_open(b, c.chunks == 0 && g->chunks == 0);
+    moe_tune_open(b, c.chunks == 0 && g->chunks == 0 && !b->replays);
     b->counts_bytes = moe_plan_record_bytes(
         b->experts, b->peers.count,
         b->dispatcher == EPO_DISPATCH_FLEX && moe_plan_on_device(b) ? b->chunks : 0);
@@ -241,7 +265,7 @@ typedef struct buffer_digest {
     uint64_t max_rows;
     double capacity_factor;
     int32_t status, experts, hidden, top_k, max_tokens, chunks, align, type, dispatcher, tuned;
-    int32_t capacity, overflow, pad, wire;
+    int32_t capacity, overflow, pad, wire, replays;
 } buffer_digest;
 
 static buffer_digest digest_of(const epo_buffer *b, uint64_t max_rows) {
@@ -262,6 +286,7 @@ static buffer_digest digest_of(const epo_buffer *b, uint64_t max_rows) {
     d.overflow = (int32_t)b->overflow;
     d.pad = b->pad;
     d.wire = (int32_t)b->wire;
+    d.replays = b->replays;
     return d;
 }
 
@@ -283,6 +308,7 @@ static epo_status disagree(const buffer_digest *a, const buffer_digest *b, int r
         {"overflow", a->overflow, b->overflow},
         {"pad_to_capacity", a->pad, b->pad},
         {"wire", a->wire, b->wire},
+        {"graphs", a->replays, b->replays},
     };
     for (size_t i = 0; i < sizeof f / sizeof *f; i++)
         if (f[i].first != f[i].other)
@@ -404,6 +430,7 @@ epo_ready moe_buffer_flag(const epo_buffer *buffer, uint64_t offset, uint64_t ep
         .chunk = chunk,
         .first = buffer->peers.first,
         .step = buffer->peers.step,
+        .counter = moe_buffer_counter(buffer, offset),
     };
 }
 

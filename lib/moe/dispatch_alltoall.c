@@ -7,11 +7,13 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 typedef struct alltoall_maps {
     uint64_t first, count;     /* layout, for operations */
     uint64_t token, slot, row; /* of each send row; of each slot */
     uint64_t pad, weight;
+    uint64_t send_first, own, ones, scratch; /* of a plan that graphs replay */
 } alltoall_maps;
 
 static void reserve(moe_arena *arena, const moe_making *m, uint64_t sent, alltoall_maps *at) {
@@ -19,6 +21,15 @@ static void reserve(moe_arena *arena, const moe_making *m, uint64_t sent, alltoa
     uint64_t local = (uint64_t)p->buffer->local;
     at->first = moe_arena_add(arena, local, sizeof(uint64_t));
     at->count = moe_arena_add(arena, local, sizeof(uint64_t));
+    if (p->buffer->replays) {
+        uint64_t experts = (uint64_t)m->shape.experts;
+        uint64_t slots = (uint64_t)p->tokens * (uint64_t)p->top_k;
+        epo_routes routes = moe_plan_routes(p->buffer, m->routing);
+        at->send_first = moe_arena_add(arena, experts, sizeof(uint64_t));
+        at->own = moe_arena_add(arena, experts, sizeof(uint64_t));
+        at->ones = moe_arena_add(arena, m->weights == NULL ? slots : 0, sizeof(float));
+        at->scratch = moe_arena_add(arena, p->buffer->group->ops->replay_scratch(&routes), 1);
+    }
     at->token = moe_arena_add(arena, sent, sizeof(int32_t));
     at->slot = moe_arena_add(arena, sent, sizeof(int32_t));
     at->row = moe_arena_add(arena, (uint64_t)p->tokens * (uint64_t)p->top_k, sizeof(int32_t));
@@ -117,15 +128,17 @@ static void make_lanes(const moe_making *m, const alltoall_places *at, const int
 }
 
 /* Router weights take the rows' way, four bytes each. */
-static epo_status exchange_weights(const moe_making *m, const int32_t *slot, const int32_t *token) {
+static epo_status exchange_weights(const moe_making *m, const int32_t *slot, const int32_t *token,
+                                   const float *ones) {
     epo_plan *p = m->plan;
     const moe_lane *lane = &p->dispatch;
     int chunks = p->chunks;
     uint64_t base = p->buffer->meta_weight;
+    const float *weights = m->weights != NULL ? m->weights : ones;
     for (int i = 0; i < lane->send_first[chunks]; i++) {
         const moe_piece *s = &lane->send[i];
         lane->segments[i] = (epo_segment){.peer = s->peer,
-                                          .src = m->weights,
+                                          .src = weights,
                                           .index = slot + (s->index - token),
                                           .dst_offset = base + s->dst_row * sizeof(float),
                                           .rows = s->rows,
@@ -174,6 +187,36 @@ static epo_status map_on_device(const moe_making *m, const alltoall_places *plac
     return status;
 }
 
+/* What does not depend on the routing by the CPU, once; the rest whenever it runs. */
+static epo_status map_in_replays(const moe_making *m, const alltoall_places *places,
+                                 const alltoall_maps *at) {
+    epo_plan *p = m->plan;
+    epo_group *g = p->buffer->group;
+    size_t experts = (size_t)m->shape.experts;
+    epo_routes routes = moe_plan_routes(p->buffer, m->routing);
+    routes.capacity = moe_capacity_of(p->buffer, p->tokens, p->top_k);
+    epo_replay_route r = {
+        .scratch = moe_arena_op(&p->arena, at->scratch),
+        .expert_first = moe_arena_op(&p->arena, at->send_first),
+        .own_row = p->own_stays ? moe_arena_op(&p->arena, at->own) : NULL,
+        .token = moe_arena_op(&p->arena, at->token),
+        .slot = moe_arena_op(&p->arena, at->slot),
+        .row = moe_arena_op(&p->arena, at->row),
+        .overflow_is_error = p->buffer->overflow == EPO_OVERFLOW_ERROR,
+    };
+    epo_deps deps = moe_deps("route", EPO_INTERVAL_LOCAL, -1);
+    memcpy(moe_arena_cpu(&p->arena, at->send_first), places->send_first, experts * 8);
+    memcpy(moe_arena_cpu(&p->arena, at->own), places->own, experts * 8);
+    for (uint64_t i = 0; m->weights == NULL && i < (uint64_t)p->tokens * (uint64_t)p->top_k; i++)
+        ((float *)moe_arena_cpu(&p->arena, at->ones))[i] = 1.0F;
+    epo_route_pad(&m->shape, p->first, p->count, p->rows, moe_arena_cpu(&p->arena, at->pad));
+    deps.signal = g->rows;
+    epo_status status = moe_arena_publish(g, &p->arena, 0, at->scratch);
+    if (status == EPO_OK)
+        status = moe_arena_publish(g, &p->arena, at->pad, at->weight);
+    return status == EPO_OK ? g->ops->replay_route(g->compute, &routes, &r, &deps) : status;
+}
+
 static epo_status make_maps(const moe_making *m, const alltoall_places *places, uint64_t sent,
                             const alltoall_maps *at) {
     const epo_route_shape *s = &m->shape;
@@ -184,6 +227,8 @@ static epo_status make_maps(const moe_making *m, const alltoall_places *places, 
         first[e] = p->first[e];
         count[e] = p->count[e];
     }
+    if (p->buffer->replays)
+        return map_in_replays(m, places, at);
     if (moe_plan_on_device(p->buffer))
         return map_on_device(m, places, at);
     for (uint64_t i = 0; i < sent && m->capacity != NULL; i++) { /* padding: no slot's */
@@ -201,7 +246,7 @@ epo_status moe_alltoall_make(moe_making *m) {
     epo_plan *p = m->plan;
     epo_group *g = p->buffer->group;
     const epo_route_shape *s = &m->shape;
-    alltoall_maps at;
+    alltoall_maps at = {0};
     alltoall_places places;
     uint64_t sent = 0;
     for (int e = 0; e < s->experts; e++)
@@ -224,7 +269,8 @@ epo_status moe_alltoall_make(moe_making *m) {
         make_lanes(m, &places, token, mine);
         status = make_maps(m, &places, sent, &at);
         if (status == EPO_OK)
-            status = exchange_weights(m, moe_arena_op(&p->arena, at.slot), token);
+            status = exchange_weights(m, moe_arena_op(&p->arena, at.slot), token,
+                                      moe_arena_op(&p->arena, at.ones));
     }
     free(real.base);
     return status;

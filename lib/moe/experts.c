@@ -75,7 +75,7 @@ epo_status moe_layer_forward(epo_layer *layer, epo_plan *plan, const void *x, vo
     epo_group *g = layer->group;
     moe_forward_blocks b;
     moe_pass p;
-    moe_pass_begin(&p, plan, plan->chunks, stream);
+    moe_pass_begin(&p, plan, plan->chunks, MOE_USES_DISPATCH | MOE_USES_COMBINE, stream);
     moe_tune_start(plan);
     moe_forward_memory(&p, layer, saved, keep, &b);
     void *rows = saved->x.ptr != NULL ? saved->x.ptr : b.x.ptr;
@@ -161,7 +161,8 @@ epo_status moe_backward_settle(moe_pass *p, epo_layer *l, moe_wgrad *w, epo_stat
         moe_wgrad_retire(g, true);
         return moe_wgrad_limit(g);
     }
-    status = g->ops->stream_leave(g->be, g->fill_done, p->stream);
+    if (!p->buffer->replays) /* else the pass's end was behind them */
+        status = g->ops->stream_leave(g->be, g->fill_done, p->stream);
     if (status != EPO_OK)
         return moe_group_break(g, status);
     moe_wgrad_retire(g, false);
@@ -175,7 +176,7 @@ epo_status moe_layer_backward(epo_layer *layer, epo_saved *saved, const void *dy
     epo_plan *plan = saved->plan;
     moe_block out = {NULL, 0}, dweight = {NULL, 0};
     moe_pass p;
-    moe_pass_begin(&p, plan, plan->chunks, stream);
+    moe_pass_begin(&p, plan, plan->chunks, MOE_USES_DISPATCH | MOE_USES_COMBINE, stream);
     moe_wgrad *w = moe_backward_memory(&p, layer, saved, &out, &dweight);
     if (w == NULL)
         return moe_pass_end(&p);

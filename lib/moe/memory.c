@@ -212,7 +212,7 @@ static void send_again(moe_pass *p, const epo_saved *saved, const moe_wgrad *w) 
     epo_deps deps = moe_deps("dispatch again", EPO_INTERVAL_LOCAL, -1);
     moe_pass again;
     deps.signal = g->grad;
-    moe_pass_begin(&again, p->plan, 1, p->stream);
+    moe_pass_begin(&again, p->plan, 1, MOE_USES_DISPATCH, p->stream);
     again.custom = true; /* expanded in any case */
     again.beside = p->beside;
     moe_pass_apart(&again);

@@ -67,6 +67,22 @@ void moe_pool_drain(epo_group *group);
 /* What an array of so many bytes takes; UINT64_MAX: more than there can be. */
 uint64_t moe_pool_block(uint64_t bytes);
 
+/* Memory of captured passes: a graph's own, so that nothing else writes it between two
+ * replays.  Kept until the last captured plan is gone. */
+typedef struct moe_replay {
+    uint64_t capture; /* of the call under way; 0: it is not being captured */
+    int plans;
+    struct moe_replay_block {
+        moe_block block;
+        uint64_t capture;
+        bool busy;
+    } * list;
+    int count, room;
+    uint64_t dropped; /* replay_dropped when the figures were reset */
+} moe_replay;
+/* A captured plan is gone. */
+void moe_replay_release(epo_group *group);
+
 /* Many arrays in one block, written by the CPU, then published to operations. */
 typedef struct moe_arena {
     uint64_t bytes;
@@ -128,6 +144,7 @@ struct epo_group {
     epo_queue *link;                  /* to other nodes; NULL: there are none */
     epo_event *linked;                /* link: what this rank sends there has left its memory */
     moe_pool pool;
+    moe_replay replay;
     void *(*alloc)(void *ctx, uint64_t bytes); /* the caller's memory; NULL: the backend's */
     void (*release)(void *ctx, void *ptr, uint64_t bytes);
     void *alloc_ctx;
@@ -220,10 +237,12 @@ struct epo_buffer {
     uint64_t links_made;
     /* Plans: counts of every rank, twice (a rank may be one plan ahead); meta. */
     uint64_t counts, counts_arrive, counts_bytes;
-    uint64_t meta_arrive, meta_expert, meta_weight;
+    uint64_t meta_arrive, meta_credit, meta_expert, meta_weight;
     uint64_t meta_rows; /* flex on the device: in place of the two before */
     uint64_t plans_made;
     int plans;
+    bool replays;      /* calls may be captured in CUDA graphs */
+    uint64_t counters; /* then: uses of meta, dispatch, combine */
     moe_tune tune;
 };
 
@@ -245,6 +264,16 @@ void moe_tune_stop(epo_plan *plan);
 
 static inline void *moe_buffer_at(const epo_buffer *buffer, uint64_t offset) {
     return (char *)buffer->group->ops->window_local(buffer->window) + offset;
+}
+/* Where the device counts the uses of what the flag belongs to; NULL: the CPU does. */
+static inline uint64_t *moe_buffer_counter(const epo_buffer *b, uint64_t flag) {
+    if (!b->replays)
+        return NULL;
+    uint64_t *counters = moe_buffer_at(b, b->counters);
+    return counters + (flag >= b->combine.arrive ? 2 : flag >= b->dispatch.arrive ? 1 : 0);
+}
+static inline void moe_slot_next(const epo_buffer *b, moe_slot *slot) {
+    slot->use += b->replays ? 0 : 1;
 }
 /* Elements of a row where rows travel in e4m3, else 0. */
 static inline int moe_buffer_wire(const epo_buffer *b) {
@@ -342,7 +371,8 @@ struct epo_plan {
     const int32_t *slot_weight; /* [T*K] floats beside the rows, or -1 */
     moe_link *link;             /* flex across nodes; else NULL */
     moe_arena arena;
-    void *memory; /* one allocation for all CPU arrays */
+    uint64_t capture; /* it was captured there; 0: it was not */
+    void *memory;     /* one allocation for all CPU arrays */
 };
 
 /* ---- link.c, link_pass.c ------------------------------------------------- */
@@ -510,7 +540,8 @@ void moe_link_sum(moe_pass *p, void *y, float *slot_weight);
 
 /* flex: does the exchange itself sum a token's rows on their way back? */
 bool moe_plan_sums(const epo_plan *plan);
-void moe_pass_begin(moe_pass *p, epo_plan *plan, int chunks, epo_stream stream);
+enum { MOE_USES_DISPATCH = 1, MOE_USES_COMBINE = 2 };
+void moe_pass_begin(moe_pass *p, epo_plan *plan, int chunks, int uses, epo_stream stream);
 /* Lists of its own, until moe_pass_end. */
 void moe_pass_apart(moe_pass *p);
 uint64_t moe_pass_first_row(const moe_pass *p, int chunk); /* chunk == chunks: all rows */

@@ -25,7 +25,15 @@ epo_deps moe_deps(const char *name, epo_interval_kind kind, int chunk) {
 
 void moe_deps_wait(epo_deps *deps, epo_ready ready) { deps->wait[deps->nwait++] = ready; }
 
-void moe_pass_begin(moe_pass *p, epo_plan *plan, int chunks, epo_stream stream) {
+static epo_status other_capture(const epo_plan *plan) {
+    return plan->capture == 0
+               ? epo_fail(EPO_E_STATE, "the stream is being captured in a CUDA graph, but the plan "
+                                       "was made before; make it in the capture, too")
+               : epo_fail(EPO_E_STATE, "the plan was captured in a CUDA graph: it serves calls of "
+                                       "that capture alone; make one for this call");
+}
+
+void moe_pass_begin(moe_pass *p, epo_plan *plan, int chunks, int uses, epo_stream stream) {
     epo_group *g = plan->buffer->group;
     *p = (moe_pass){.group = g,
                     .plan = plan,
@@ -48,7 +56,20 @@ void moe_pass_begin(moe_pass *p, epo_plan *plan, int chunks, epo_stream stream) 
         queues[count++] = g->keep;
     if (g->odd != NULL && chunks > 1)
         queues[count++] = g->odd;
-    p->status = g->ops->stream_enter(g->be, queues, count, stream);
+    if (!plan->buffer->replays) {
+        p->status = g->ops->stream_enter(g->be, queues, count, stream);
+        return;
+    }
+    uint64_t *counters[2];
+    int ncounters = 0;
+    if (uses & MOE_USES_DISPATCH)
+        counters[ncounters++] = moe_buffer_counter(plan->buffer, plan->buffer->dispatch.arrive);
+    if (uses & MOE_USES_COMBINE)
+        counters[ncounters++] = moe_buffer_counter(plan->buffer, plan->buffer->combine.arrive);
+    p->status =
+        g->ops->replay_enter(g->be, queues, count, counters, ncounters, stream, &g->replay.capture);
+    if (p->status == EPO_OK && g->replay.capture != plan->capture)
+        p->status = other_capture(plan);
 }
 
 void moe_pass_apart(moe_pass *p) {
@@ -168,7 +189,8 @@ void moe_pass_credit(moe_pass *p, const moe_slot *slot, epo_scope scope, epo_eve
     epo_exchange x = {.window = p->buffer->window,
                       .scope = scope,
                       .flag_offset = slot->credit,
-                      .epoch = slot->use};
+                      .epoch = slot->use,
+                      .counter = moe_buffer_counter(p->buffer, slot->credit)};
     epo_deps deps = moe_deps("credit", EPO_INTERVAL_COMM, -1);
     epo_event *events[] = {first, second, third};
     for (size_t i = 0; i < sizeof events / sizeof *events; i++)
@@ -195,6 +217,7 @@ static void dispatch_chunks(moe_pass *p, const moe_cargo *c, int i, int end) {
     epo_deps deps = moe_deps("dispatch", EPO_INTERVAL_COMM, i);
     x.flag_offset = moe_pass_arrive(p, slot, i);
     x.epoch = slot->use;
+    x.counter = moe_buffer_counter(p->buffer, x.flag_offset);
     x.alone = i == 0 && !p->beside;
     x.way = p->plan->way;
     x.parts = end - i;
@@ -243,7 +266,7 @@ void moe_pass_dispatch(moe_pass *p, const void *src) {
     if (p->plan->link != NULL)
         src = moe_link_dispatch(p, src);
     c.rows = src;
-    slot->use++;
+    moe_slot_next(p->buffer, slot);
     if (p->plan->back == NULL) /* flex sends no padding */
         g->stats.padding_bytes += p->plan->padding.out * p->buffer->row_bytes;
     /* The first chunk by itself: nothing else can run before it is there. */
@@ -466,11 +489,12 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
         moe_deps_wait(&deps, epo_ready_event(g->fill_done));
     if (chunk == 0) {
         g->stats.padding_bytes += flex ? 0 : p->plan->padding.back * b->row_bytes;
-        slot->use++;
+        moe_slot_next(b, slot);
         moe_deps_wait(&deps, moe_buffer_flag(b, slot->credit, slot->use - 1, "combine slot", -1));
     }
     x.flag_offset = moe_pass_arrive(p, slot, chunk);
     x.epoch = slot->use;
+    x.counter = moe_buffer_counter(b, x.flag_offset);
     deps.signal = last ? g->sent : sums ? g->returned : NULL;
     moe_stats_exchange(g, MOE_BYTES_COMBINE, x.send, x.nsend);
     p->status = g->ops->exchange(lane ? moe_pass_lane(p, chunk) : g->comm, &x, &deps);
@@ -528,8 +552,13 @@ void moe_pass_finish(moe_pass *p, void *y, float *slot_weight) {
 
 epo_status moe_pass_end(moe_pass *p) {
     epo_group *g = p->group;
-    if (p->status == EPO_OK)
+    if (p->buffer->replays) {
+        epo_status left = g->ops->replay_leave(g->be, p->stream);
+        p->status = p->status != EPO_OK ? p->status : left;
+    } else if (p->status == EPO_OK) {
         p->status = g->ops->stream_leave(g->be, p->done, p->stream);
+    }
+    g->replay.capture = 0;
     if (p->status == EPO_OK)
         p->status = moe_group_turn_end(g);
     if (p->status != EPO_OK)
@@ -568,7 +597,7 @@ epo_status moe_dispatch(epo_plan *plan, const void *x, void *rows, float *row_we
     if (moe_group_turn(g, EPO_TURN_DISPATCH, plan, status) != EPO_OK)
         return status;
     moe_pass p;
-    moe_pass_begin(&p, plan, 1, stream);
+    moe_pass_begin(&p, plan, 1, MOE_USES_DISPATCH, stream);
     moe_pass_dispatch(&p, x);
     moe_pass_expand(&p, 0, rows);
     if (p.status == EPO_OK) {
@@ -602,7 +631,7 @@ epo_status moe_combine(epo_plan *plan, const void *rows, void *y, const float *r
     if (moe_group_turn(g, EPO_TURN_COMBINE, plan, status) != EPO_OK)
         return status;
     moe_pass p;
-    moe_pass_begin(&p, plan, 1, stream);
+    moe_pass_begin(&p, plan, 1, MOE_USES_COMBINE, stream);
     moe_return_memory(&p);
     /* A rank without rows has no row_dweights and may still receive some. */
     moe_pass_return(&p, 0, rows,

@@ -198,6 +198,8 @@ void moe_plan_drop_others(const epo_group *g, const epo_routing *r, int32_t *exp
 static epo_status count_routing(const epo_buffer *b, const epo_route_shape *s, const epo_routing *r,
                                 making_arrays *a, uint32_t *rows) {
     epo_status status;
+    if (b->replays) /* the device judges it whenever it runs */
+        return EPO_OK;
     if (moe_plan_on_device(b)) {
         status = count_on_device(b, r, rows, &a->dropped);
     } else {
@@ -322,6 +324,8 @@ static void take_records(const epo_buffer *b, const epo_route_shape *s, making_a
     }
     if (b->pad)
         a->padding = moe_capacity_pad(b, a->capacity, a->counts);
+    if (b->replays) /* nobody knows how many of the rows are */
+        a->padding = (moe_padding){0, 0, 0};
 }
 
 /* The same verdict on every rank: the lowest rank's error, then K, then rows. */
@@ -360,7 +364,8 @@ epo_status moe_plan_exchange_meta(epo_plan *plan, const epo_segment *send, int n
                                   const epo_arrival *recv, int nrecv, epo_event *after) {
     epo_buffer *b = plan->buffer;
     epo_group *g = b->group;
-    /* No credit: a peer's counts of this plan came, so it has read the last meta. */
+    /* No credit: a peer's counts of this plan came, so it has read the last meta.  Unless
+     * a graph replays it. */
     epo_exchange x = {.window = b->window,
                       .send = send,
                       .nsend = nsend,
@@ -368,14 +373,26 @@ epo_status moe_plan_exchange_meta(epo_plan *plan, const epo_segment *send, int n
                       .nrecv = nrecv,
                       .flag_offset = b->meta_arrive,
                       .scope = b->scope,
-                      .epoch = b->plans_made};
+                      .epoch = b->replays ? 0 : b->plans_made,
+                      .counter = moe_buffer_counter(b, b->meta_arrive)};
     if (after == NULL)
         return exchange_control(b, &x, "routing");
     epo_deps deps = moe_deps("routing", EPO_INTERVAL_COMM, -1);
     moe_deps_wait(&deps, epo_ready_event(after));
+    if (b->replays)
+        moe_deps_wait(&deps, moe_buffer_flag(b, b->meta_credit, UINT64_MAX, "routing slot", -1));
     deps.signal = g->sent;
     moe_stats_exchange(g, MOE_BYTES_CONTROL, send, nsend);
     return g->ops->exchange(g->comm, &x, &deps);
+}
+
+/* Behind the gather: peers may send the next plan's. */
+static epo_status give_meta_credit(epo_buffer *b) {
+    epo_exchange x = {.window = b->window,
+                      .flag_offset = b->meta_credit,
+                      .counter = moe_buffer_counter(b, b->meta_credit)};
+    epo_deps deps = moe_deps("credit", EPO_INTERVAL_COMM, -1);
+    return b->group->ops->exchange(b->group->compute, &x, &deps);
 }
 
 epo_status moe_plan_gather_weights(epo_plan *plan, const float *src, const int32_t *index) {
@@ -389,10 +406,13 @@ epo_status moe_plan_gather_weights(epo_plan *plan, const float *src, const int32
     epo_deps deps = moe_deps("weights", EPO_INTERVAL_LOCAL, -1);
     deps.signal = g->done;
     if (moe_plan_on_device(b)) {
-        moe_deps_wait(&deps, moe_buffer_flag(b, b->meta_arrive, b->plans_made, "routing", -1));
+        const uint64_t epoch = b->replays ? 0 : b->plans_made;
+        moe_deps_wait(&deps, moe_buffer_flag(b, b->meta_arrive, epoch, "routing", -1));
         moe_deps_wait(&deps, epo_ready_event(g->sent));
     }
     epo_status status = g->ops->gather(g->compute, &gather, &deps);
+    if (status == EPO_OK && b->replays)
+        status = give_meta_credit(b);
     return status == EPO_OK && !moe_plan_on_device(b) ? g->ops->sync(g->be, g->done) : status;
 }
 
@@ -454,6 +474,8 @@ static epo_status alloc_plan(epo_buffer *b, const epo_routing *r, const making_a
     moe_carver real = {p->memory, 0, false};
     carve(&real, p);
     b->plans++;
+    p->capture = b->group->replay.capture;
+    b->group->replay.plans += p->capture != 0;
     *out = p;
     return EPO_OK;
 }
@@ -463,7 +485,8 @@ static epo_status make_maps(epo_plan *p, const epo_routing *r, const epo_route_s
     epo_group *g = p->buffer->group;
     moe_arena weights = {0, false, {NULL, 0}, NULL};
     bool flex = p->buffer->dispatcher == EPO_DISPATCH_FLEX;
-    bool direct = moe_plan_on_device(p->buffer) && (r->weights != NULL || flex);
+    bool direct =
+        moe_plan_on_device(p->buffer) && (r->weights != NULL || flex || p->buffer->replays);
     epo_status status = direct ? EPO_OK : stage_weights(g, r, &weights);
     if (status == EPO_OK) {
         moe_making m = {.plan = p,
@@ -534,6 +557,27 @@ static epo_status make(epo_buffer *b, const epo_routing *r, epo_status wrong, mo
     return status;
 }
 
+static epo_status enter(epo_buffer *b, epo_stream stream) {
+    epo_group *g = b->group;
+    epo_queue *queues[] = {g->compute, g->comm};
+    uint64_t *meta = moe_buffer_counter(b, b->meta_arrive);
+    return b->replays ? g->ops->replay_enter(g->be, queues, 2, &meta, 1, stream, &g->replay.capture)
+                      : g->ops->stream_enter(g->be, queues, 2, stream);
+}
+
+static epo_status leave_replay(epo_buffer *b, epo_stream stream, epo_status status,
+                               epo_plan **out) {
+    epo_group *g = b->group;
+    epo_status left = g->ops->replay_leave(g->be, stream);
+    g->replay.capture = 0;
+    if (status == EPO_OK && left != EPO_OK) {
+        moe_plan_release(*out);
+        *out = NULL;
+        return moe_group_break(g, left);
+    }
+    return status;
+}
+
 epo_status moe_plan_create(epo_buffer *buffer, const epo_routing *routing, epo_stream stream,
                            epo_plan **out) {
     if (buffer == NULL)
@@ -550,20 +594,25 @@ epo_status moe_plan_create(epo_buffer *buffer, const epo_routing *routing, epo_s
         wrong = moe_plan_say(buffer, EPO_E_ARG, "plan_create: out is NULL");
     else
         wrong = check_routing(buffer, &r);
-    status = g->ops->stream_enter(g->be, (epo_queue *[]){g->compute, g->comm}, 2, stream);
+    status = enter(buffer, stream);
     /* The CPU reads the routing, and writes memory that an earlier pass gave back
      * when it was issued. */
     bool device = moe_plan_on_device(buffer);
     if (status == EPO_OK && (!device || buffer->links) &&
         (g->ops->read != NULL || g->ops->write != NULL))
         status = moe_group_drain(g);
-    if (status != EPO_OK)
+    if (status != EPO_OK) {
+        if (buffer->replays)
+            (void)g->ops->replay_leave(g->be, stream);
         return moe_group_break(g, status);
+    }
     moe_link *link = NULL;
     if (buffer->links)
         wrong = moe_link_open(buffer, &r, wrong, &link);
     status = buffer->links && wrong != EPO_OK ? wrong : make(buffer, &r, wrong, link, out);
     /* The queues may still read the caller's routing. */
+    if (buffer->replays)
+        return leave_replay(buffer, stream, status, out);
     if (status == EPO_OK && (device || buffer->links))
         status = g->ops->stream_leave(g->be, g->done, stream);
     return status;
@@ -580,6 +629,8 @@ void moe_plan_release(epo_plan *plan) {
     plan->buffer->plans--;
     moe_link_free(plan->buffer->group, plan->link);
     moe_arena_close(plan->buffer->group, &plan->arena);
+    if (plan->capture != 0)
+        moe_replay_release(plan->buffer->group);
     free(plan->memory);
     free(plan);
 }

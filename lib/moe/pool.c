@@ -73,10 +73,67 @@ static void give(epo_group *group, void *ptr, uint64_t size) {
     group->release(group->alloc_ctx, ptr, size);
 }
 
+/* A block of the capture under way: one that an earlier call of it gave back, or a new one. */
+static epo_status replay_get(epo_group *group, uint64_t size, moe_block *out) {
+    moe_replay *r = &group->replay;
+    void *ptr;
+    for (int i = 0; i < r->count; i++)
+        if (!r->list[i].busy && r->list[i].capture == r->capture &&
+            r->list[i].block.bytes == size) {
+            r->list[i].busy = true;
+            *out = r->list[i].block;
+            return EPO_OK;
+        }
+    if (r->count == r->room) {
+        int room = r->room > 0 ? 2 * r->room : 32;
+        struct moe_replay_block *more = realloc(r->list, (size_t)room * sizeof *more);
+        if (more == NULL)
+            return epo_fail(EPO_E_NOMEM, "memory: need room for %d blocks of a graph", room);
+        r->list = more;
+        r->room = room;
+    }
+    epo_status status = take(group, size, &ptr);
+    if (status != EPO_OK)
+        return status;
+    *out = (moe_block){ptr, size};
+    r->list[r->count++] = (struct moe_replay_block){*out, r->capture, true};
+    return EPO_OK;
+}
+
+static bool replay_put(epo_group *group, const moe_block *block) {
+    moe_replay *r = &group->replay;
+    for (int i = 0; i < r->count; i++)
+        if (r->list[i].block.ptr == block->ptr) {
+            r->list[i].busy = false;
+            return true;
+        }
+    return false;
+}
+
+static void replay_drain(epo_group *group) {
+    moe_replay *r = &group->replay;
+    for (int i = 0; i < r->count; i++)
+        give(group, r->list[i].block.ptr, r->list[i].block.bytes);
+    free(r->list);
+    r->list = NULL;
+    r->count = r->room = 0;
+}
+
+void moe_replay_release(epo_group *group) {
+    moe_replay *r = &group->replay;
+    bool busy = false;
+    for (int i = 0; i < r->count; i++)
+        busy = busy || r->list[i].busy;
+    if (--r->plans == 0 && !busy)
+        replay_drain(group);
+}
+
 epo_status moe_pool_get(epo_group *group, uint64_t bytes, moe_block *out) {
     uint64_t size;
     if (!round_up(bytes, &size))
         return epo_fail(EPO_E_NOMEM, "memory: need %" PRIu64 " bytes, which no machine has", bytes);
+    if (group->replay.capture != 0)
+        return replay_get(group, size, out);
     int at = find_idle(&group->pool, size);
     moe_pool *pool = &group->pool;
     if (at >= 0) {
@@ -104,6 +161,10 @@ void moe_pool_put(epo_group *group, moe_block *block) {
     moe_pool *pool = &group->pool;
     if (block->ptr == NULL)
         return;
+    if (replay_put(group, block)) {
+        *block = (moe_block){NULL, 0};
+        return;
+    }
     pool->busy_bytes -= block->bytes;
     if (pool->nidle == pool->room) {
         int room = pool->room > 0 ? 2 * pool->room : 32;
@@ -123,6 +184,8 @@ void moe_pool_put(epo_group *group, moe_block *block) {
 
 void moe_pool_drain(epo_group *group) {
     moe_pool *pool = &group->pool;
+    if (group->compute == NULL) /* the group's end */
+        replay_drain(group);
     if (group->alloc != NULL && group->compute != NULL && pool->nidle > 0)
         (void)moe_group_drain(group);
     for (int i = 0; i < pool->nidle; i++)
@@ -165,6 +228,9 @@ epo_status moe_arena_open(epo_group *group, moe_arena *arena) {
 epo_status moe_arena_publish(epo_group *group, moe_arena *arena, uint64_t from, uint64_t to) {
     if (group->ops->write == NULL || from >= to)
         return EPO_OK;
+    if (group->replay.capture != 0)
+        return group->ops->replay_write(group->be, moe_arena_op(arena, from),
+                                        moe_arena_cpu(arena, from), to - from);
     return group->ops->write(group->be, moe_arena_op(arena, from), moe_arena_cpu(arena, from),
                              to - from);
 }

@@ -121,7 +121,10 @@ static void own_node(run *r, epo_node node, int layer, epo_step *step) {
 
 static void start_lane(run *r, lane *l, epo_step *step, epo_saved *saved, epo_event *done) {
     *l = (lane){.step = step, .open = true, .saved = saved, .start = moe_stats_now()};
-    moe_pass_begin(&l->pass, saved->plan, 1, r->stream);
+    moe_pass_begin(&l->pass, saved->plan, 1, MOE_USES_DISPATCH | MOE_USES_COMBINE, r->stream);
+    if (l->pass.status == EPO_OK && saved->plan->buffer->replays)
+        l->pass.status = epo_fail(EPO_E_UNSUPPORTED, "schedule: the plan's buffer is for graphs, "
+                                                     "which hold one pass after the other");
     l->pass.beside = true;
     l->pass.done = done;
     moe_pass_apart(&l->pass); /* both directions may be of one plan */

@@ -40,9 +40,14 @@ epo_status moe_group_stats(epo_group *group, epo_stats *stats, int reset) {
     epo_stats all = group->stats;
     all.size = sizeof all;
     group->ops->memory(group->be, &all.memory_bytes, &all.memory_peak);
+    uint64_t replayed =
+        group->ops->replay_dropped != NULL ? group->ops->replay_dropped(group->be) : 0;
+    all.dropped_slots += replayed - group->replay.dropped;
     epo_status status = moe_output(stats, &all, sizeof all, "epo_stats");
-    if (status == EPO_OK && reset != 0)
+    if (status == EPO_OK && reset != 0) {
         group->stats = (epo_stats){.caller_bytes = all.caller_bytes};
+        group->replay.dropped = replayed;
+    }
     return status;
 }
 

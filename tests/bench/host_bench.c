@@ -79,7 +79,7 @@ static void run_flags(kit *k) {
                                k->epoch, k->c->ranks,
                                -1,       "flags",
                                -1,       0,
-                               0};
+                               0,        NULL};
     k->c->ops->zero(k->compute, NULL, 0, &deps);
     run_sync(k);
 }

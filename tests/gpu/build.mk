@@ -22,7 +22,7 @@ MEET := meet place rendezvous lead socket hello nodes node_list memfile shm coll
 C_FILES := lib/core/status.c lib/core/group_card.c $(MEET:%=lib/backend/host/%.c) $(wildcard lib/backend/*.c lib/backend/cuda/*.c lib/backend/cuda/gemm/*.c lib/moe/*.c)
 CU_FILES := $(wildcard lib/backend/cuda/*.cu lib/backend/cuda/gemm/*.cu)
 OBJECTS := $(C_FILES:%.c=$(O)/%.o) $(CU_FILES:%.cu=$(O)/%.cu.o)
-PROGRAMS := units layer bench features products endure
+PROGRAMS := units layer bulk graph bench features products endure
 BENCH := bench bench_cpu bench_ffn bench_report
 HEADERS := $(wildcard lib/*/*.h lib/backend/*/*.h lib/backend/cuda/*.cuh lib/backend/cuda/gemm/*.h lib/backend/cuda/gemm/*.cuh tests/gpu/*.h tests/fault/*.h)
 
@@ -44,7 +44,7 @@ $(O)/engine.a: $(OBJECTS)
 	ar rcs $@ $(OBJECTS)
 $(O)/engine_cuda.so: $(OBJECTS)
 	$(CC) -shared -Wl,-z,defs -Wl,--exclude-libs,ALL -o $@ $(OBJECTS) $(LIBS)
-$(O)/units $(O)/layer $(O)/features $(O)/products $(O)/endure: $(O)/%: $(O)/tests/gpu/%.o $(O)/engine.a
+$(O)/units $(O)/layer $(O)/bulk $(O)/graph $(O)/features $(O)/products $(O)/endure: $(O)/%: $(O)/tests/gpu/%.o $(O)/engine.a
 	$(CC) -pthread -o $@ $< $(O)/engine.a $(LIBS)
 # Its operations are timed on their way: see bench_cpu.c.
 $(O)/bench: $(BENCH:%=$(O)/tests/gpu/%.o) $(O)/engine.a

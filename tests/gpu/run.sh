@@ -13,6 +13,9 @@
 #              here too; another build), portable kernels           1 GPU or more
 #   flex       flex's kernels against maps of the CPU and fp64     1 GPU or more
 #   threads    layers, ranks as threads, all arms bit for bit        1 GPU or more
+#   graph      plan, forward and backward in a CUDA graph, replayed   1 GPU or more
+#   bulk       2000 random small layers (EPO_GPU_LAYERS)             1 GPU or more
+#   dense      ep-train's dense parts against the CPU's               1 GPU
 #   processes  the same, ranks as processes over CUDA IPC            1 GPU or more
 #   nccl       the same, peers by ncclSend and ncclRecv              2 GPUs
 #   features   groups from a communicator, two micro-batches, ...      1 GPU or more
@@ -59,7 +62,7 @@ while getopts n:s:o:Sh option; do
     esac
 done
 shift $((OPTIND - 1))
-phases=${*:-probe units products ways sm80 flex threads processes nccl features wire nodes endure sanitizer bench strong sweep deep fp32 scale slow tools slurm}
+phases=${*:-probe units products ways sm80 flex threads processes nccl features graph bulk dense wire nodes endure sanitizer bench strong sweep deep fp32 scale slow tools slurm}
 out=${out:-$build/results}
 mkdir -p "$out" || exit 2
 : >"$out/cases.tsv"
@@ -198,6 +201,12 @@ for phase in $phases; do
             fi
             ;;
         features) run features 90 "$build/features" ;;
+        graph)
+            run graph-processes 60 "$build/graph" processes 2 100 bits errors
+            run graph-threads 60 "$build/graph" threads 2 100 bits time
+            ;;
+        bulk) run bulk 80 "$build/bulk" "${EPO_GPU_LAYERS:-2000}" "${seed:-0x1000}" 0 70 ;;
+        dense) run dense 30 "$build/dense" ${seed:+"$seed"} ;;
         wire)
             run wire2 60 "$build/layer" threads 2 "$cases" "${seed:-0x8e4}" 9 e4m3
             run wire4 60 "$build/layer" processes 4 "$((cases / 2))" "${seed:-0x8e4}" 9 e4m3

@@ -470,7 +470,7 @@ static void *late_main(void *ctx) {
         r->status = ops->window_create(mine, 1 << 20, &w);
     if (r->status == EPO_OK && r->rank == 0) {
         epo_deps deps = {.name = "dispatch", .chunk = 3, .signal = e, .nwait = 1};
-        deps.wait[0] = (epo_ready){NULL, ops->window_local(w), 1, 2, -1, "dispatch", 3, 0, 0};
+        deps.wait[0] = (epo_ready){NULL, ops->window_local(w), 1, 2, -1, "dispatch", 3, 0, 0, NULL};
         r->status = ops->zero(q, (char *)ops->window_local(w) + 4096, 4096, &deps);
         if (r->status == EPO_OK)
             r->status = ops->sync(mine, e);

@@ -68,6 +68,7 @@ int main(void) {
     FIELD(epo_buffer_config, overflow);
     FIELD(epo_buffer_config, pad_to_capacity);
     FIELD(epo_buffer_config, wire);
+    FIELD(epo_buffer_config, graphs);
     STRUCT(epo_routing);
     FIELD(epo_routing, size);
     FIELD(epo_routing, tokens);

@@ -144,7 +144,8 @@ static void round_run(rank_ctx *c, const schedule *sc, epo_window *w, epo_queue 
                                     "dispatch",
                                     k,
                                     0,
-                                    0};
+                                    0,
+                                    NULL};
         after.signal = done;
         EXPECT(c, c->ops->call(q[1], check_chunk, &check[k], &after) == EPO_OK);
     }

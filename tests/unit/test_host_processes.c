@@ -57,7 +57,7 @@ static epo_status sync_flag(proc *me, epo_backend *be, const void *flags, uint64
     EXPECT(me, ops->queue_create(be, EPO_QUEUE_COMPUTE, &q) == EPO_OK);
     EXPECT(me, ops->event_create(be, &e) == EPO_OK);
     epo_deps deps = {.name = "wait", .chunk = -1, .nwait = 1, .signal = e};
-    deps.wait[0] = (epo_ready){NULL, flags, epoch, me->config.ranks, -1, "dispatch", 2, 0, 0};
+    deps.wait[0] = (epo_ready){NULL, flags, epoch, me->config.ranks, -1, "dispatch", 2, 0, 0, NULL};
     EXPECT(me, ops->zero(q, NULL, 0, &deps) == EPO_OK);
     epo_status status = ops->sync(be, e);
     char text[EPO_ERROR_MAX];

@@ -134,7 +134,7 @@ static void kit_expect(rank_ctx *c, kit *k, uint64_t epoch) {
                                epoch, c->ranks,
                                -1,    "dispatch",
                                1,     0,
-                               0};
+                               0,     NULL};
     EXPECT(c, c->ops->zero(k->compute, NULL, 0, &deps) == EPO_OK);
 }
 

@@ -322,6 +322,29 @@ static void refused_rank(moe_rank *c) {
     EXPECT(c, c->engine->group_destroy(g) == EPO_OK);
 }
 
+/* What a graph could not hold, by name; padded alltoall is the engine's affair. */
+static void graphs_rank(moe_rank *c) {
+    static const char *const words[] = {"pad_to_capacity 0", "dispatcher flex", "host engine"};
+    epo_group *g = moe_rank_group(c, c->arg);
+    for (int i = 0; i < 3; i++) {
+        epo_buffer_config l = EPO_BUFFER_CONFIG_INIT;
+        l.capacity = 2;
+        l.dispatcher = i == 1 ? EPO_DISPATCH_FLEX : EPO_DISPATCH_ALLTOALL;
+        l.pad_to_capacity = i > 0;
+        l.graphs = 1;
+        EXPECT(c, open_buffer(c, g, &l, EPO_E_UNSUPPORTED) == NULL);
+        EXPECT(c, strstr(c->engine->error(), words[i]) != NULL);
+    }
+    epo_buffer_config l = EPO_BUFFER_CONFIG_INIT; /* and a group lives on */
+    epo_buffer *b = open_buffer(c, g, &l, EPO_OK);
+    EXPECT(c, c->engine->buffer_destroy(b) == EPO_OK);
+    EXPECT(c, c->engine->group_destroy(g) == EPO_OK);
+}
+
+static void what_graphs_cannot_hold_is_refused(void) {
+    CU_ASSERT_EQUAL(moe_ranks(R, 30.0, graphs_rank, (void *)(uintptr_t)&in_chunks[0]), 0);
+}
+
 static void what_makes_no_sense_is_refused(void) {
     CU_ASSERT_EQUAL(moe_ranks(R, 30.0, refused_rank, (void *)(uintptr_t)&in_chunks[0]), 0);
 }
@@ -355,6 +378,7 @@ int main(void) {
         {"padding has its place", padding_has_its_place},
         {"overflow is an error on every rank", overflow_is_an_error_everywhere},
         {"what makes no sense is refused", what_makes_no_sense_is_refused},
+        {"what graphs cannot hold is refused", what_graphs_cannot_hold_is_refused},
         {"capacity saves memory", capacity_saves_memory},
         CU_TEST_INFO_NULL,
     };

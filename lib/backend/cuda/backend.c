@@ -28,6 +28,7 @@ static void backend_free(epo_backend *be, bool broken) {
     gpu_routing_close(be);
     gpu_flex_close(be);
     gpu_words_close(be);
+    gpu_replay_close(be);
     gpu_record_destroy(be);
     gpu_pairs_destroy(be, broken);
     gpu_free(be, be->pairs_word, be->pairs_word != NULL ? GPU_PAIRS_WORDS : 0);
@@ -261,8 +262,8 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
         .fused = true,
         .parts = be->one_sided,
         .own_rows = true,
-        .sums = be->one_sided && be->sums,
         .window_page = GPU_WINDOW_PAGE,
+        .sums = be->one_sided && be->sums,
         .ways = be->one_sided ? be->ways : 0,
         .types = 1U << EPO_F32 | 1U << EPO_BF16 | 1U << EPO_F16,
     };
@@ -392,8 +393,8 @@ static const epo_backend_ops ops = {
     .wire_pack = op_wire_pack,
     .reduce = op_reduce,
     .gemm = gpu_gemm,
-    .swiglu = op_swiglu,
     .gemm_drops_h = gpu_gemm_drops_h,
+    .swiglu = op_swiglu,
     .chain_covers = gpu_chain_covers,
     .chain = gpu_chain_op,
     .zero = op_zero,
@@ -406,6 +407,13 @@ static const epo_backend_ops ops = {
     .flex_receive = gpu_flex_receive_maps,
     .call = gpu_call,
     .run = gpu_run,
+    .replay_open = gpu_replay_open,
+    .replay_enter = gpu_replay_enter,
+    .replay_leave = gpu_replay_leave,
+    .replay_write = gpu_write_now,
+    .replay_scratch = gpu_replay_scratch,
+    .replay_route = gpu_replay_route,
+    .replay_dropped = gpu_replay_dropped,
     .record_start = gpu_record_start,
     .record_stop = gpu_record_stop,
     .memory = gpu_memory,

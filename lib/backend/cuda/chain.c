@@ -92,6 +92,8 @@ void gpu_word_give(epo_backend *be, epo_event *event) {
 
 epo_status gpu_event_wait(epo_queue *q, epo_event *event, const char *phase) {
     epo_backend *be = q->be;
+    if (event->capture != q->capture) /* before the capture, or in one that has ended */
+        return EPO_OK;
     if (!event->early) {
         GPU_TRY(be, phase, cudaStreamWaitEvent(q->stream, event->cuda, 0));
         return EPO_OK;

@@ -149,7 +149,7 @@ static cudaError_t copies_batch(epo_queue *q, copies *c) {
 
 static epo_status copies_run(epo_queue *q, copies *c, const char *phase) {
     epo_backend *be = q->be;
-    if (c->count > 0 && be->batch_copies) {
+    if (c->count > 0 && be->batch_copies && q->capture == 0) { /* graphs have no such node */
         cudaError_t e = copies_batch(q, c);
         if (e == cudaSuccess)
             return EPO_OK;
@@ -186,8 +186,8 @@ static bool by_kernel(const epo_queue *q, const epo_exchange *x) {
             gathered = gathered || x->send[i].index != NULL;
             pieces++;
         }
-    return q->kind != EPO_QUEUE_COMM || ((gathered || x->alone) && !by_engines(q, x)) ||
-           bytes < pieces * q->be->small_piece;
+    return x->counter != NULL || q->kind != EPO_QUEUE_COMM ||
+           ((gathered || x->alone) && !by_engines(q, x)) || bytes < pieces * q->be->small_piece;
 }
 
 /* Segments from the front that have rows of one size. */

@@ -148,6 +148,9 @@ epo_status gpu_flag_wait(epo_queue *q, const epo_ready *ready) {
     if (status != EPO_OK)
         return status;
     volatile uint64_t *words = w->words + flag_word(w, flag, be->rank, first);
+    if (ready->counter != NULL)
+        return gpu_replay_wait(
+            q, (const uint64_t *)(uintptr_t)flag_device(w, flag, be->rank, first), ready);
     if (be->wait_mode == GPU_WAIT_HOST) {
         /* What is queued so far must be under way before this thread waits: a launch
          * may sit in a command buffer, and a peer may wait for it. */
@@ -167,6 +170,14 @@ epo_status gpu_flag_write(epo_queue *q, cudaStream_t stream, const epo_exchange 
     const host_write write = {w, flag, to, peers, x->epoch};
     if (flag == GPU_FLAGS)
         return flag_full(be, phase);
+    if (x->counter != NULL) { /* its epoch is known when the device gets there */
+        GPU_TRY(be, phase,
+                gpu_kernel_tell(stream,
+                                (uint64_t *)(uintptr_t)flag_device(w, flag, peers.first, peers.me),
+                                (uint64_t)peers.step * flag_word(w, 0, 1, 0), peers.count,
+                                x->counter, x->epoch));
+        return EPO_OK;
+    }
     if (!be->stream_ops)
         return flag_write_host(q, stream, &write, phase);
     CUstreamBatchMemOpParams ops[FLAG_BATCH];
@@ -199,13 +210,16 @@ epo_status gpu_flag_raise(epo_queue *q, const epo_exchange *x, const char *phase
         epo_status status = gpu_alloc(be, GPU_PARTS * sizeof *q->stored, &ptr);
         if (status != EPO_OK)
             return status;
+        status = gpu_zero_now(be, ptr, GPU_PARTS * sizeof *q->stored);
+        if (status != EPO_OK)
+            return status;
         q->stored = ptr;
-        GPU_TRY(be, phase, cudaMemsetAsync(ptr, 0, GPU_PARTS * sizeof *q->stored, q->stream));
     }
     const epo_peers peers = epo_peers_of(x->scope, be->rank, be->ranks, be->info.nodes);
     *out = (gpu_raise){.words = (uint64_t *)(void *)w->words_dev + flag_word(w, 0, peers.first, 0),
                        .rank_step = flag_word(w, 0, 1, 0),
                        .epoch = x->epoch,
+                       .counter = x->counter,
                        .stored = q->stored,
                        .ranks = peers.count,
                        .parts = x->parts > 1 ? x->parts : 1};

@@ -96,8 +96,12 @@ epo_status gpu_workspace_hold(epo_queue *q, uint64_t bytes) {
     if (bytes <= q->workspace_bytes)
         return EPO_OK;
     void *ptr = NULL;
-    GPU_TRY(q->be, "workspace", cudaStreamSynchronize(q->stream));
-    gpu_free(q->be, q->workspace, q->workspace_bytes);
+    if (q->be->board != NULL) { /* a graph may use it, and a captured stream cannot be waited for */
+        gpu_retire(q->be, q->workspace, q->workspace_bytes);
+    } else {
+        GPU_TRY(q->be, "workspace", cudaStreamSynchronize(q->stream));
+        gpu_free(q->be, q->workspace, q->workspace_bytes);
+    }
     q->workspace = NULL;
     q->workspace_bytes = 0;
     const uint64_t size = (2 * bytes + 4095) / 4096 * 4096;
@@ -154,10 +158,6 @@ static epo_status act_after(epo_queue *q, const epo_gemm *g, const uint64_t *fir
     return EPO_OK;
 }
 
-epo_status gpu_gemm(epo_queue *q, const epo_gemm *g, const epo_deps *deps) {
-    const uint64_t *first = g->cpu_first != NULL ? g->cpu_first : g->row_first;
-    const uint64_t *count = g->cpu_count != NULL ? g->cpu_count : g->row_count;
-    epo_status status;
 /* The kernel that makes the activation on its way stores h only where it is asked to. */
 bool gpu_gemm_drops_h(epo_backend *be, const epo_gemm *g) {
     epo_gg gg = gpu_gemm_shape(g);
@@ -165,6 +165,10 @@ bool gpu_gemm_drops_h(epo_backend *be, const epo_gemm *g) {
     return be->grouped && epo_gg_path_of(&gg) == EPO_GG_SM90;
 }
 
+epo_status gpu_gemm(epo_queue *q, const epo_gemm *g, const epo_deps *deps) {
+    const uint64_t *first = g->cpu_first != NULL ? g->cpu_first : g->row_first;
+    const uint64_t *count = g->cpu_count != NULL ? g->cpu_count : g->row_count;
+    epo_status status;
     for (int e = g->first; e < g->first + g->count; e++)
         if (count[e] > INT32_MAX)
             return epo_fail(EPO_E_ARG, "rank %d: %s: expert %d has %" PRIu64 " rows, allowed %d",
@@ -178,14 +182,14 @@ bool gpu_gemm_drops_h(epo_backend *be, const epo_gemm *g) {
         if (fuse)
             gpu_gemm_act(&gg, g->act);
         const bool own = gemm_own(q->be, &gg, &gg.path);
-        status = own ? grouped_run(q, &gg, g->beside, deps->name)
-                     : gpu_blas_gemm(q, g, first, count, deps->name);
-        if (status == EPO_OK && g->act != NULL && !(own && fuse))
-            status = act_after(q, g, first, count, deps->name);
         if (fuse && !own && g->c == NULL)
             return epo_fail(EPO_E_STATE,
                             "rank %d: %s: no room for h, which a library's products make",
                             q->be->rank, deps->name);
+        status = own ? grouped_run(q, &gg, g->beside, deps->name)
+                     : gpu_blas_gemm(q, g, first, count, deps->name);
+        if (status == EPO_OK && g->act != NULL && !(own && fuse))
+            status = act_after(q, g, first, count, deps->name);
     }
     return status == EPO_OK ? gpu_op_end(q, deps) : status;
 }

@@ -20,6 +20,7 @@
  *   routing.c   counts of a routing, and its maps; routes.cu: their kernels
  *   flex.c      the same for flex; flex_plan.cu: its kernels
  *   record.c    intervals
+ *   replay.c    calls that graphs capture; replay.cu: waits and flags by kernels
  *
  * Epoch flags live in host memory, not beside the rows: GPUs write and poll them
  * there (cuStreamWriteValue64, cuStreamWaitValue64), and a host thread can both
@@ -36,6 +37,7 @@
 
 #include "backend/backend.h"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/replay.h"
 #include "core/status.h"
 
 /* Waits compare as signed differences, so the poison must stay 2^62 at most above
@@ -44,9 +46,9 @@
 #define GPU_QUEUES 8 /* per backend */
 #define GPU_SIDE 3   /* helper streams of a GEMM queue */
 #define GPU_PAIRS_WORDS 8192
+#define GPU_WINDOW_PAGE (UINT64_C(2) << 20) /* an IPC handle opens the whole allocation */
 /* SMs that GEMMs leave to NCCL's kernels: one that holds every SM to its end would keep
  * them out. */
-#define GPU_WINDOW_PAGE (UINT64_C(2) << 20) /* an IPC handle opens the whole allocation */
 #define GPU_PAIRS_SMS 16
 
 /* Who multiplies; what AUTO does where our sm_90 kernels do not fit: cuBLASLt if it is
@@ -74,6 +76,7 @@ typedef struct gpu_words gpu_words;
 
 struct epo_event {
     cudaEvent_t cuda;
+    uint64_t capture; /* recorded last in this capture; 0: in none */
     /* Signalled last as a part of a chain: when *word reaches `value`, before `cuda`. */
     bool early;
     uint64_t *word; /* NULL: it never was */
@@ -88,6 +91,8 @@ struct epo_queue {
     int priority;
     cudaStream_t stream;
     cudaEvent_t enter;  /* of stream_enter */
+    uint64_t capture;   /* the stream is part of this one; 0: of none */
+    bool entered;       /* by replay_enter, until replay_leave */
     gpu_blas *blas;     /* made by the first GEMM */
     uint64_t record_at; /* interval being recorded; UINT64_MAX: none */
     void *workspace;    /* of grouped GEMMs */
@@ -144,6 +149,10 @@ struct epo_backend {
     bool shared_device;   /* another rank uses this GPU too */
     bool any_shared;      /* some GPU has several ranks */
     gpu_words *words;     /* made by the first chain */
+    gpu_board *board;     /* by the first buffer for graphs: what its kernels tell */
+    gpu_board *board_dev;
+    uint32_t *claim;                  /* device: an error is on it */
+    enum cudaStreamCaptureMode outer; /* the thread's, between enter and leave */
     gpu_meet *meet;
     gpu_memory_state *memory;
     gpu_watch *watch;
@@ -294,6 +303,11 @@ epo_status gpu_memory_open(epo_backend *be);
 void gpu_memory_close(epo_backend *be);
 epo_status gpu_alloc(epo_backend *be, uint64_t bytes, void **out);
 void gpu_free(epo_backend *be, void *ptr, uint64_t bytes);
+/* As free, but not before the backend ends: graphs may use it. */
+void gpu_retire(epo_backend *be, void *ptr, uint64_t bytes);
+/* Complete on return, beside all queues. */
+epo_status gpu_write_now(epo_backend *be, void *dst, const void *src, uint64_t bytes);
+epo_status gpu_zero_now(epo_backend *be, void *dst, uint64_t bytes);
 epo_status gpu_read(epo_backend *be, void *dst, const void *src, uint64_t bytes);
 epo_status gpu_write(epo_backend *be, void *dst, const void *src, uint64_t bytes);
 void gpu_memory_count(epo_backend *be, int64_t bytes);
@@ -356,6 +370,7 @@ epo_gg gpu_gemm_shape(const epo_gemm *g);
 void gpu_gemm_act(epo_gg *gg, const epo_swiglu *act);
 epo_status gpu_workspace_hold(epo_queue *q, uint64_t bytes);
 epo_status gpu_gemm(epo_queue *q, const epo_gemm *g, const epo_deps *deps);
+bool gpu_gemm_drops_h(epo_backend *be, const epo_gemm *g);
 void gpu_workspace_free(epo_queue *q);
 /* first, count: the experts' rows, for the CPU. */
 epo_status gpu_blas_gemm(epo_queue *q, const epo_gemm *g, const uint64_t *first,
@@ -370,7 +385,6 @@ epo_status gpu_route_count(epo_queue *q, const epo_routes *routes, epo_route_cou
 epo_status gpu_route_send(epo_queue *q, const epo_routes *routes, const uint64_t *expert_first,
                           const uint64_t *own_row, int32_t *token, int32_t *slot, int32_t *row,
                           const epo_deps *deps);
-bool gpu_gemm_drops_h(epo_backend *be, const epo_gemm *g);
 epo_status gpu_route_pad(epo_queue *q, const uint64_t *first, const uint64_t *count, int experts,
                          uint64_t rows, int32_t *index, const epo_deps *deps);
 void gpu_routing_close(epo_backend *be);
@@ -384,6 +398,22 @@ epo_status gpu_flex_send_maps(epo_queue *q, const epo_routes *r, const epo_flex_
                               const epo_deps *deps);
 epo_status gpu_flex_receive_maps(epo_queue *q, const epo_flex_receive *in, const epo_deps *deps);
 void gpu_flex_close(epo_backend *be);
+
+/* ---- replay.c ---- */
+epo_status gpu_replay_open(epo_backend *be);
+void gpu_replay_close(epo_backend *be);
+epo_status gpu_replay_enter(epo_backend *be, epo_queue *const *queues, int count,
+                            uint64_t *const *counters, int ncounters, epo_stream stream,
+                            uint64_t *capture);
+epo_status gpu_replay_leave(epo_backend *be, epo_stream stream);
+uint64_t gpu_replay_scratch(const epo_routes *routes);
+epo_status gpu_replay_route(epo_queue *q, const epo_routes *routes, const epo_replay_route *r,
+                            const epo_deps *deps);
+uint64_t gpu_replay_dropped(const epo_backend *be);
+/* The queue waits by a kernel for `count` words. */
+epo_status gpu_replay_wait(epo_queue *q, const uint64_t *words, const epo_ready *ready);
+/* What kernels told since: the error that breaks the backend, or EPO_OK. */
+epo_status gpu_replay_scan(epo_backend *be, char *text, size_t size);
 
 /* ---- record.c ---- */
 epo_status gpu_record_start(epo_backend *be, uint64_t capacity);

@@ -187,8 +187,9 @@ __device__ __forceinline__ void part_stored(const gpu_raise &r, int part, int la
         return;
     r.stored[part] = 0;
     __threadfence_system();
+    const uint64_t epoch = r.epoch + (r.counter != nullptr ? *r.counter : 0);
     for (int d = 0; d < r.ranks; d++)
-        *(volatile uint64_t *)&r.words[d * r.rank_step + r.part[part].word] = r.epoch;
+        *(volatile uint64_t *)&r.words[d * r.rank_step + r.part[part].word] = epoch;
 }
 
 /* The last segment that begins at or before the row. */

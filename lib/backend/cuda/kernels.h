@@ -33,7 +33,8 @@ typedef struct gpu_segment {
 typedef struct gpu_raise {
     uint64_t *words;
     uint64_t rank_step, epoch;
-    uint32_t *stored; /* [GPU_PARTS] warps that are through, 0 before and after */
+    const uint64_t *counter; /* not NULL: epoch is added to it */
+    uint32_t *stored;        /* [GPU_PARTS] warps that are through, 0 before and after */
     int ranks, parts;
     struct {
         uint32_t end; /* the row of the table behind the part's last */

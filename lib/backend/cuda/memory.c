@@ -23,6 +23,11 @@ struct gpu_memory_state {
     char *stage[STAGES]; /* pinned */
     cudaEvent_t free[STAGES];
     int next;
+    struct {
+        void *ptr;
+        uint64_t bytes;
+    } * retired;
+    size_t retired_count;
 };
 
 epo_status gpu_memory_open(epo_backend *be) {
@@ -44,6 +49,9 @@ void gpu_memory_close(epo_backend *be) {
     gpu_memory_state *m = be->memory;
     if (m == NULL)
         return;
+    for (size_t i = 0; i < m->retired_count; i++)
+        gpu_free(be, m->retired[i].ptr, m->retired[i].bytes);
+    free(m->retired);
     for (int i = 0; i < STAGES; i++) {
         if (m->free[i] != NULL)
             (void)cudaEventDestroy(m->free[i]);
@@ -100,6 +108,33 @@ void gpu_free(epo_backend *be, void *ptr, uint64_t bytes) {
     (void)cudaSetDevice(be->device);
     (void)cudaFree(ptr);
     gpu_memory_count(be, -(int64_t)bytes);
+}
+
+/* Without room to note it, it stays the process's. */
+void gpu_retire(epo_backend *be, void *ptr, uint64_t bytes) {
+    gpu_memory_state *m = be->memory;
+    void *more =
+        ptr != NULL ? realloc(m->retired, (m->retired_count + 1) * sizeof *m->retired) : NULL;
+    if (more == NULL)
+        return;
+    m->retired = more;
+    m->retired[m->retired_count].ptr = ptr;
+    m->retired[m->retired_count++].bytes = bytes;
+}
+
+epo_status gpu_write_now(epo_backend *be, void *dst, const void *src, uint64_t bytes) {
+    GPU_TRY(be, "write", cudaSetDevice(be->device));
+    GPU_TRY(be, "write",
+            cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, be->memory->copy));
+    GPU_TRY(be, "write", cudaStreamSynchronize(be->memory->copy));
+    return EPO_OK;
+}
+
+epo_status gpu_zero_now(epo_backend *be, void *dst, uint64_t bytes) {
+    GPU_TRY(be, "write", cudaSetDevice(be->device));
+    GPU_TRY(be, "write", cudaMemsetAsync(dst, 0, bytes, be->memory->copy));
+    GPU_TRY(be, "write", cudaStreamSynchronize(be->memory->copy));
+    return EPO_OK;
 }
 
 epo_status gpu_read(epo_backend *be, void *dst, const void *src, uint64_t bytes) {

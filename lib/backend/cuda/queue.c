@@ -85,9 +85,16 @@ void gpu_event_destroy(epo_backend *be, epo_event *event) {
     free(event);
 }
 
+/* The caller's thread may be capturing: a question would end that. */
 bool gpu_event_query(epo_backend *be, epo_event *event) {
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     (void)be;
-    return cudaEventQuery(event->cuda) != cudaErrorNotReady;
+    if (event->capture != 0)
+        return true;
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    const cudaError_t e = cudaEventQuery(event->cuda);
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    return e != cudaErrorNotReady;
 }
 
 bool gpu_mark(epo_queue *q, epo_event **mark) {
@@ -125,9 +132,13 @@ epo_status gpu_stream_enter(epo_backend *be, epo_queue *const *queues, int count
         GPU_TRY(be, "stream_enter", cudaStreamIsCapturing((cudaStream_t)stream, &capture));
     if (capture != cudaStreamCaptureStatusNone) /* each use of a flag has its own epoch */
         return epo_fail(EPO_E_UNSUPPORTED,
-                        "rank %d: the stream is being captured in a CUDA graph, which calls of "
-                        "this library cannot be; end the capture before them",
+                        "rank %d: the stream is being captured in a CUDA graph, which calls on "
+                        "this buffer cannot be; make it with `graphs` set, or end the capture "
+                        "before them",
                         be->rank);
+    for (int i = 0; i < GPU_QUEUES; i++)
+        if (be->queues[i] != NULL)
+            be->queues[i]->capture = 0;
     GPU_TRY(be, "stream_enter", cudaEventRecord(enter, (cudaStream_t)stream));
     for (int i = 0; i < count; i++) {
         GPU_TRY(be, "stream_enter", cudaStreamWaitEvent(queues[i]->stream, enter, 0));
@@ -137,6 +148,8 @@ epo_status gpu_stream_enter(epo_backend *be, epo_queue *const *queues, int count
 }
 
 epo_status gpu_stream_leave(epo_backend *be, epo_event *event, epo_stream stream) {
+    if (event->capture != 0) /* replays come in the order of the streams that launch them */
+        return gpu_late(be);
     GPU_TRY(be, "stream_leave", cudaStreamWaitEvent((cudaStream_t)stream, event->cuda, 0));
     return gpu_late(be);
 }
@@ -201,6 +214,7 @@ epo_status gpu_op_end(epo_queue *q, const epo_deps *deps) {
         return EPO_OK;
     epo_status status = gpu_staging_settle(q, deps->name); /* the signal speaks for both streams */
     deps->signal->early = false;
+    deps->signal->capture = q->capture;
     if (status == EPO_OK)
         GPU_TRY(q->be, deps->name, cudaEventRecord(deps->signal->cuda, q->stream));
     return status;

@@ -63,7 +63,7 @@ epo_status gpu_record_start(epo_backend *be, uint64_t capacity) {
 void gpu_record_begin(epo_queue *q, const epo_deps *deps) {
     gpu_record *r = q->be->record;
     q->record_at = UINT64_MAX;
-    if (r == NULL || !r->on)
+    if (r == NULL || !r->on || q->capture != 0)
         return;
     if (r->count == r->capacity) {
         r->dropped++;

@@ -157,7 +157,7 @@ void gpu_staging_ahead(epo_queue *q) { q->staging->ahead = true; }
 
 epo_status gpu_staging_settle(epo_queue *q, const char *phase) {
     gpu_staging *s = q->staging;
-    if (s == NULL || !s->ahead)
+    if (s == NULL || !s->ahead || q->capture != 0)
         return EPO_OK;
     GPU_TRY(q->be, phase, cudaEventRecord(s->own, s->stream));
     GPU_TRY(q->be, phase, cudaStreamWaitEvent(q->stream, s->own, 0));

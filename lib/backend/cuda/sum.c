@@ -50,7 +50,7 @@ static epo_status sum_piece(epo_backend *be, float *data, uint64_t count, epo_se
                                epoch, be->ranks,
                                -1,    "allreduce",
                                -1,    0,
-                               0};
+                               0,     NULL};
     deps.nwait = 1;
     deps.signal = be->sum_done;
     if (status != EPO_OK || !gpu_op_begin(be->sum_queue, &deps, &status))

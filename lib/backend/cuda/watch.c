@@ -160,6 +160,13 @@ static void *watch_main(void *ctx) {
             gpu_break(be, EPO_E_TIMEOUT, text);
             pthread_mutex_lock(&w->lock);
         }
+        epo_status told = gpu_replay_scan(be, text, sizeof text);
+        if (told != EPO_OK && !w->poisoned) {
+            watch_poison(be);
+            pthread_mutex_unlock(&w->lock);
+            gpu_break(be, told, text);
+            pthread_mutex_lock(&w->lock);
+        }
         epo_status peer = gpu_meet_failed(be->meet, text, sizeof text);
         if (peer != EPO_OK && !w->poisoned) {
             watch_poison(be);

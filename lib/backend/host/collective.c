@@ -82,7 +82,7 @@ static epo_status barrier_named(epo_backend *be, const char *what, uint64_t coun
     for (int r = 0; r < wake; r++)
         if (r != be->rank)
             host_bell_ring(shared, r, HOST_EAR_FLAGS);
-    const epo_ready all = {NULL, shared->arrived, epoch, be->ranks, -1, what, -1, 0, 0};
+    const epo_ready all = {NULL, shared->arrived, epoch, be->ranks, -1, what, -1, 0, 0, NULL};
     status = host_ready_wait(be, &all);
     return status == EPO_OK ? turns_compare(be, turns) : status;
 }
