@@ -30,7 +30,13 @@ static const builtin builtins[] = {
     {"*ncclDevKernel_SendRecv*", EPO_KERNEL_EP_COMM, false},
     {"*ncclKernel_SendRecv*", EPO_KERNEL_EP_COMM, false},
     {"*nvshmem*", EPO_KERNEL_EP_COMM, false},
-    {"copy_segments*", EPO_KERNEL_EP_COMM, true}, /* ours */
+    {"copy_segments*", EPO_KERNEL_EP_COMM, true}, /* ours, down to epo_copy */
+    {"*flex_dispatch*", EPO_KERNEL_EP_COMM, true},
+    {"*flex_combine*", EPO_KERNEL_EP_COMM, true},
+    {"*flex_push*", EPO_KERNEL_EP_COMM, true},
+    {"*flex_arrived*", EPO_KERNEL_EP_COMM, true}, /* spins */
+    {"*flex_expand*", EPO_KERNEL_PERMUTE, true},
+    {"epo_copy*", EPO_KERNEL_EP_COMM, false},
     {"*gather_rows*", EPO_KERNEL_PERMUTE, false},
     {"*reduce_rows*", EPO_KERNEL_PERMUTE, false},
     {"*gg::*", EPO_KERNEL_GEMM, false},
