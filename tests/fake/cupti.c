@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,12 +21,12 @@
 
 static struct {
     pthread_mutex_t lock;
-    int enabled[CUPTI_KINDS];
+    atomic_int enabled[CUPTI_KINDS];
     cupti_buffer_requested *requested;
     cupti_buffer_completed *completed;
-    cupti_clock *clock;
-    struct CUpti_Subscriber_st *subscriber; /* its callback */
-    int domains;                            /* switched on */
+    cupti_clock *_Atomic clock;
+    struct CUpti_Subscriber_st *_Atomic subscriber; /* its callback */
+    atomic_int domains;                             /* switched on */
     uint8_t *buffer;
     size_t size, used;
     int unfinished; /* in the buffer */
@@ -128,8 +129,10 @@ cupti_result cuptiSubscribe(cupti_subscriber *out, cupti_callback *callback, voi
         return r;
     pthread_mutex_lock(&state.lock);
     const int busy = state.subscriber != NULL;
+    cupti_subscriber made;
     if (!busy) {
-        memcpy(&state.subscriber, &callback, sizeof callback);
+        memcpy(&made, &callback, sizeof made);
+        state.subscriber = made;
         *out = state.subscriber;
     }
     pthread_mutex_unlock(&state.lock);
@@ -230,7 +233,8 @@ cupti_result cuptiEnableDomain(uint32_t on, cupti_subscriber s, int domain) {
 cupti_result cuptiFinalize(void) {
     log_call("finalize\n");
     state.domains = 0;
-    memset(state.enabled, 0, sizeof state.enabled);
+    for (int i = 0; i < CUPTI_KINDS; i++)
+        state.enabled[i] = 0;
     state.subscriber = NULL;
     return CUPTI_OK;
 }
@@ -290,7 +294,8 @@ int fake_cupti_call(void) {
     cupti_callback *callback;
     for (int site = 0; site < 2; site++) {
         const cupti_call call = {site};
-        memcpy(&callback, &state.subscriber, sizeof callback);
+        const cupti_subscriber subscriber = state.subscriber;
+        memcpy(&callback, &subscriber, sizeof callback);
         if (callback != NULL && (state.domains & 1 << CUPTI_DOMAIN_DRIVER) != 0)
             callback(NULL, CUPTI_DOMAIN_DRIVER, 1, &call);
     }
