@@ -330,6 +330,14 @@ void epo_profile_lacks(epo_profile *p, const char *what) {
              what);
 }
 
+/* One line of printable characters, whatever the file has. */
+void epo_profile_line(epo_profile *p, const char *text, size_t length) {
+    size_t n = length < sizeof p->facts.line ? length : sizeof p->facts.line - 1;
+    for (size_t i = 0; i < n; i++)
+        p->facts.line[i] = (unsigned char)text[i] < 0x20 || text[i] == 0x7f ? ' ' : text[i];
+    p->facts.line[n] = '\0';
+}
+
 /* Copies inside a device are communication on a stream that communicates. */
 static epo_status place_copies(stream *s) {
     epo_span_reader *reader = NULL;

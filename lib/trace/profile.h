@@ -54,6 +54,7 @@ typedef struct epo_profile_facts {
     uint64_t graph_launches;  /* graphs recorded as one block: what ran inside is not seen */
     bool copies_unclassified; /* copies that may be communication, and nothing tells */
     char missing[256];        /* tables and columns that other versions have */
+    char line[256];           /* what our recorder said of it; "": another wrote it */
     size_t units;
     size_t runs; /* written to the temporary file */
 } epo_profile_facts;
@@ -120,6 +121,7 @@ epo_status epo_profile_copy(epo_profile *profile, int64_t process, int64_t devic
                             bool has_stream, epo_copy_kind kind, int64_t start, int64_t end);
 void epo_profile_graph_launch(epo_profile *profile);
 void epo_profile_lacks(epo_profile *profile, const char *what);
+void epo_profile_line(epo_profile *profile, const char *text, size_t length);
 /* Sorts units, gives copies their class.  Call once. */
 epo_status epo_profile_finish(epo_profile *profile);
 

@@ -37,6 +37,8 @@ typedef struct chrome {
     bool plain;       /* options->plain */
     where where;
     bool to_events; /* the value to come is the array of events */
+    bool in_report; /* inside the report of our recorder */
+    bool to_line;   /* the value to come is its line */
     epo_chrome_key key;
     epo_chrome_event event;
     uint64_t events;
@@ -76,7 +78,10 @@ static int on_number(void *context, const char *text, size_t length) {
 
 static int on_string(void *context, const unsigned char *text, size_t length) {
     chrome *c = context;
-    epo_chrome_event_string(&c->event, c->key, (const char *)text, length);
+    if (c->to_line)
+        epo_profile_line(c->profile, (const char *)text, length);
+    else
+        epo_chrome_event_string(&c->event, c->key, (const char *)text, length);
     return carry_on(c);
 }
 
@@ -84,6 +89,9 @@ static int on_key(void *context, const unsigned char *text, size_t length) {
     chrome *c = context;
     where at = where_now(c);
     c->to_events = c->depth == 1 && length == 11 && memcmp(text, "traceEvents", 11) == 0;
+    if (c->depth == 1)
+        c->in_report = length == 10 && memcmp(text, "ep_overlap", 10) == 0;
+    c->to_line = c->in_report && c->depth == 2 && length == 4 && memcmp(text, "line", 4) == 0;
     c->key = at == AT_OTHER ? EPO_CHROME_OTHER
                             : epo_chrome_key_find(at == AT_ARGS, (const char *)text, length);
     return carry_on(c);
@@ -100,7 +108,7 @@ static bool deeper(chrome *c) {
 /* A key belongs to the value behind it alone. */
 static void after_bracket(chrome *c) {
     c->key = EPO_CHROME_OTHER;
-    c->to_events = false;
+    c->to_events = c->to_line = false;
 }
 
 static int on_object(void *context) {

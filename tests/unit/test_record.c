@@ -475,6 +475,7 @@ static void test_file_is_read_alike(void) {
     epo_profile *p = NULL;
     const epo_profile_options options = {0};
     epo_profile_times t;
+    char line[REPORT_LINE];
     CU_ASSERT_TRUE_FATAL(r != NULL && fd >= 0);
     close(fd);
     r->step = 20 * MS + 12345; /* so that intervals are cut */
@@ -484,6 +485,8 @@ static void test_file_is_read_alike(void) {
     CU_ASSERT_EQUAL_FATAL(epo_profile_read(path, &options, &p), EPO_OK);
     CU_ASSERT_EQUAL_FATAL(epo_profile_tell(p).units, 2);
     CU_ASSERT_EQUAL(epo_profile_tell(p).skipped, 0);
+    report_line(r, line);
+    CU_ASSERT_STRING_EQUAL(epo_profile_tell(p).line, line);
     for (size_t i = 0; i < 2; i++) {
         CU_ASSERT_EQUAL(epo_profile_measure(p, i, INT64_MIN, INT64_MAX, &t, NULL), EPO_OK);
         CU_ASSERT_EQUAL(memcmp(&t, &r->device[i].times, sizeof t), 0);

@@ -21,6 +21,8 @@ static void print_file(const profile_file *f) {
            (unsigned long long)f->facts.kernels, f->facts.kernels == 1 ? "" : "s",
            (unsigned long long)f->facts.copies, copies, f->facts.units,
            f->facts.units == 1 ? "device" : "processes and devices");
+    if (f->facts.line[0] != '\0')
+        printf("  recorded: %s\n", f->facts.line);
     if (f->facts.missing[0] != '\0')
         printf("  not in this file: %s\n", f->facts.missing);
     if (f->facts.skipped > 0)
@@ -219,6 +221,7 @@ static void json_file(epo_json *json, const profile_view *v, const profile_file 
     epo_json_integer(json, "left_out", (int64_t)f->facts.skipped);
     epo_json_integer(json, "graph_launches", (int64_t)f->facts.graph_launches);
     epo_json_integer(json, "flex_kernels", (int64_t)f->facts.flex_kernels);
+    epo_json_text(json, "recorded", f->facts.line[0] != '\0' ? f->facts.line : NULL);
     epo_json_text(json, "missing", f->facts.missing[0] != '\0' ? f->facts.missing : NULL);
     epo_json_text(json, "share_refused", f->refused[0] != '\0' ? f->refused : NULL);
     epo_json_integer(json, "from_ns", f->from == INT64_MIN ? f->first : f->from);
