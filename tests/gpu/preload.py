@@ -4,7 +4,7 @@
 
     preload.py LIBRARY [part ...]
         segments   allocations of all sizes come and go beside exchanges, with expandable
-                   segments and without
+                   segments and without (segments-True, segments-False: one of them)
         loaders    data loaders that fork workers, again and again, beside exchanges
         groups     process groups made, used and destroyed; one aborted
         crash      a rank that dies of a signal inside a step
@@ -214,11 +214,11 @@ def main():
     ranks, library = min(2, gpus), os.path.abspath(options.library)
     failed = []
     for part in options.parts:
-        if part == "segments":
-            for word in ("True", "False"):
+        if part.startswith("segments"):
+            for word in [part[9:]] if part[9:] else ["True", "False"]:
                 conf = {"PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{word}"}
                 if same(library, f"segments-{word}", ranks, conf):
-                    failed.append(f"{part}-{word}")
+                    failed.append(f"segments-{word}")
         elif same(library, part, 1 if part == "plain" else ranks):
             failed.append(part)
     print("failed: " + (" ".join(failed) or "none"), flush=True)

@@ -187,19 +187,19 @@ class Job:
 
 
 def rank_compare(folder):
-    """P before, the recorder from 8 to 11 s, P again; with `during`, P inside a long window."""
+    """P before, the recorder from 6 to 8 s, P again; with `during`, P inside a long window."""
     job = Job()
     path = os.path.join(folder, f"torch-{job.rank}.json")
     for _ in range(10):
         job.step()
     job.torch.cuda.synchronize()
     begin = time.time()
-    before = job.profiled(150, path)
+    before = job.profiled(120, path)
     quiet, inside, after_ = [], [], []
-    job.until(begin, 7.7, quiet)
-    job.until(begin, 11.3, inside)
-    job.until(begin, 12.2, after_)
-    after = job.profiled(150, path)
+    job.until(begin, 5.8, quiet)
+    job.until(begin, 8.2, inside)
+    job.until(begin, 8.6, after_)
+    after = job.profiled(120, path)
     job.say(before=before, after=after, first=inside[:3], worst=max(inside),
             quiet_ms=1e3 * statistics.median(quiet), inside_ms=1e3 * statistics.median(inside[2:]),
             after_ms=1e3 * statistics.median(after_))
@@ -212,11 +212,11 @@ def rank_during(folder):
         job.step()
     job.torch.cuda.synchronize()
     begin = time.time()
+    job.until(begin, 2.5)
+    during = job.profiled(50, path)  # the recorder's window is 1 s to 12 s
     job.until(begin, 4)
-    during = job.profiled(50, path)  # the recorder's window is 2 s to 12 s
-    job.until(begin, 5.5)
     again = job.profiled(50, path)
-    job.until(begin, 6.5)
+    job.until(begin, 4.5)
     job.say(during=during, again=again)
 
 
@@ -294,7 +294,7 @@ def rank_graph(folder):
 
     begin = time.time()
     times = []
-    job.until(begin, 5, times, body)
+    job.until(begin, 3.5, times, body)
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as p:
@@ -378,7 +378,7 @@ def show(name, value):
 
 def part_compare(library, ranks):
     bad = 0
-    runs = run(library, "compare", ranks, True, "8s-11s", 32)
+    runs = run(library, "compare", ranks, True, "6s-8s", 28)
     for r in runs:
         show("compare", {k: r[k] for k in ("status", "results", "ours", "others", "report", "trace")})
         ok = r["status"] == 0 and r["results"] and r["report"] and not r["report"]["not_recorded"]
@@ -394,7 +394,7 @@ def part_compare(library, ranks):
 
 
 def part_during(library, ranks):
-    runs = run(library, "during", ranks, True, "2s-12s", 22)
+    runs = run(library, "during", ranks, True, "1s-12s", 22)
     bad = 0
     for r in runs:
         show("during", {k: r[k] for k in ("status", "results", "ours", "others", "report")})
@@ -404,12 +404,12 @@ def part_during(library, ranks):
     return bad
 
 
-PIECES = {"before": [0.8, 2.9], "window": [3.8, 6.8], "after": [7.6, 9.7]}  # window: 3 to 7 s
+PIECES = {"before": [0.6, 1.9], "window": [2.7, 4.8], "after": [5.7, 7.3]}  # window: 2 to 5 s
 
 
 def overhead(library, record):
-    extra = {"RECORD_TEST_END": "9.8", "RECORD_TEST_PARTS": json.dumps(PIECES)}
-    return run(library, "overhead", 1, record, "3s-7s", 24, extra)[0]
+    extra = {"RECORD_TEST_END": "7.4", "RECORD_TEST_PARTS": json.dumps(PIECES)}
+    return run(library, "overhead", 1, record, "2s-5s", 20, extra)[0]
 
 
 def part_overhead(library, ranks):
@@ -438,7 +438,7 @@ def part_none(library, ranks):
 
 
 def part_graph(library, ranks):
-    r = run(library, "graph", ranks, True, "2s-4s", 22)[0]
+    r = run(library, "graph", ranks, True, "1s-2.5s", 22)[0]
     show("graph", {k: r[k] for k in ("status", "results", "ours", "others", "report", "trace")})
     return r["status"] != 0 or not r["report"]
 
@@ -470,8 +470,9 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("library")
     parser.add_argument("parts", nargs="*", default=list(PARTS))
+    parser.add_argument("--ranks", type=int, default=min(2, gpus()))
     options = parser.parse_args()
-    ranks = min(2, gpus())
+    ranks = min(options.ranks, gpus())
     if ranks == 0:
         print("record.py: no GPU here: nothing was run", file=sys.stderr)
         return 2
