@@ -226,7 +226,7 @@ static epo_status configure(const epo_group *g, const epo_buffer_config *given, 
     if (status != EPO_OK)
         return status;
     b->chunks = choose_chunks(g, c.chunks, b);
-    moe_tune_open(b, c.chunks == 0 && g->chunks == 0 && !b->replays);
+    moe_tune_open(b, c.chunks == 0 && g->chunks == 0);
     b->counts_bytes = moe_plan_record_bytes(
         b->experts, b->peers.count,
         b->dispatcher == EPO_DISPATCH_FLEX && moe_plan_on_device(b) ? b->chunks : 0);

@@ -98,7 +98,7 @@ static void write_file(const epo_buffer *b, int class) {
 
 void moe_tune_open(epo_buffer *b, bool free_choice) {
     const epo_backend_ops *ops = b->group->ops;
-    const bool able = b->group->overlap && ops->mark != NULL;
+    const bool able = b->group->overlap && ops->mark != NULL && !b->replays;
     memset(&b->tune, 0, sizeof b->tune);
     b->tune.due = b->tune.running = -1;
     /* flex counts its rows by chunk before the plan's number is known. */
