@@ -180,7 +180,10 @@ int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
     const int steps = argc > 2 ? (int)strtol(argv[2], NULL, 10) : 10;
     ncclUniqueId id;
-    memset(&id, 'u', sizeof id);
+    const char *unique = getenv("UNIQUE");
+    memset(&id, 0, sizeof id);
+    snprintf(id.internal, sizeof id.internal, "%.40s-%d", unique != NULL ? unique : "",
+             (int)getpid());
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (strchr(what, 'E') != NULL) /* by the environment of the test: a set-up call of its own */
         extra = 2000;

@@ -10,7 +10,8 @@ src=${srcdir:-.}
 library=$(cd "$top" && pwd)/.libs/libep_overlap_intercept.so
 failed=0
 work=$(mktemp -d) || exit 99
-trap 'rm -rf "$work"' EXIT
+export UNIQUE=record-$$
+trap 'rm -rf "$work" /dev/shm/ep-fake-comm-"$UNIQUE"*' EXIT
 
 check() { # NAME COMMAND...: passes when the command does
     local name=$1
