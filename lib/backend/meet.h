@@ -14,6 +14,10 @@
  * have the same number of ranks, one behind the other. */
 epo_status epo_nodes_read(const epo_backend_config *config, int *nodes);
 
+/* Nodes of the ranks (of `members`, or all), by the node's number of each rank of the job,
+ * below 1024: one behind the other, each with the same number of ranks; 0: they are not. */
+int epo_nodes_count(const int *node, const int *members, int ranks);
+
 typedef struct epo_meeting epo_meeting;
 
 /* [collective]  The block is zeroed and holds `bytes` at least; every rank's error

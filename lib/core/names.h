@@ -39,6 +39,7 @@
 #define EPO_ENV_CHUNKS "EP_OVERLAP_CHUNKS"             /* expert groups per pass */
 #define EPO_ENV_TIMEOUT "EP_OVERLAP_TIMEOUT"           /* seconds */
 #define EPO_ENV_NODES "EP_OVERLAP_NODES"               /* "0,0,1,1": each rank's, for tests */
+#define EPO_ENV_NODES_APART "EP_OVERLAP_NODES_APART"   /* 1: as if on several machines */
 #define EPO_ENV_HOST_LINK "EP_OVERLAP_HOST_LINK"       /* "GB/s,us": emulated link */
 #define EPO_ENV_BLAS_THREADS "EP_OVERLAP_BLAS_THREADS" /* per rank, host engine */
 

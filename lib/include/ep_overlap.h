@@ -147,7 +147,8 @@ typedef struct epo_group_config {
     int rank, ranks;
     /* Sub-groups: ranks of the world that form this group, in group order;
      * NULL: all.  A rank that is not listed must not make the call.  The ranks of a group
-     * are on one machine: others are refused by name. */
+     * are on one machine, others are refused by name; but with the CUDA engine and a bootstrap or
+     * nccl_comm they may be on several, as many ranks on each, one machine behind the other. */
     const int *members;
     int nmembers;
     const epo_bootstrap *bootstrap; /* NULL: by the step's or launcher's environment */

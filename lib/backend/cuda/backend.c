@@ -236,12 +236,15 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
         named.rank = be->rank;
         named.ranks = be->ranks;
     }
-    if ((status = epo_nodes_read(&named, &be->info.nodes)) != EPO_OK ||
-        (status = device_open(be)) != EPO_OK || (status = gpu_memory_open(be)) != EPO_OK ||
-        (status = gpu_late_open(be)) != EPO_OK || (status = gpu_watch_start(be)) != EPO_OK ||
-        (status = waits_choose(be)) != EPO_OK || (status = gemm_choose(be)) != EPO_OK ||
-        (status = sums_choose(be)) != EPO_OK || (status = copies_choose(be)) != EPO_OK ||
-        (status = way_choose(be)) != EPO_OK ||
+    if (gpu_meet_nodes(be->meet) > 0)
+        be->info.nodes = gpu_meet_nodes(be->meet);
+    else
+        status = epo_nodes_read(&named, &be->info.nodes);
+    if (status != EPO_OK || (status = device_open(be)) != EPO_OK ||
+        (status = gpu_memory_open(be)) != EPO_OK || (status = gpu_late_open(be)) != EPO_OK ||
+        (status = gpu_watch_start(be)) != EPO_OK || (status = waits_choose(be)) != EPO_OK ||
+        (status = gemm_choose(be)) != EPO_OK || (status = sums_choose(be)) != EPO_OK ||
+        (status = copies_choose(be)) != EPO_OK || (status = way_choose(be)) != EPO_OK ||
         (status = reach_choose(be, config->overlap, why, sizeof why)) != EPO_OK) {
         char text[EPO_ERROR_MAX]; /* the peers need not wait for this rank */
         snprintf(text, sizeof text, "%s", epo_fail_text());

@@ -222,6 +222,8 @@ void gpu_meet_close(gpu_meet *meet, bool broken);
 int gpu_meet_rank(const gpu_meet *meet);
 int gpu_meet_ranks(const gpu_meet *meet);
 bool gpu_meet_threads(const gpu_meet *meet);
+/* Machines that the ranks were found on; 0: one, or not known. */
+int gpu_meet_nodes(const gpu_meet *meet);
 epo_status gpu_meet_barrier(gpu_meet *meet);
 epo_status gpu_meet_allgather(gpu_meet *meet, const void *mine, size_t bytes, void *all);
 /* Zeroed memory that all ranks see. */

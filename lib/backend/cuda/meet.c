@@ -8,7 +8,9 @@
 #include "backend/cuda/gpu.h"
 
 #include "backend/engine.h"
+#include "backend/far.h"
 #include "backend/meet.h"
+#include "core/names.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -59,6 +61,8 @@ struct gpu_meet {
     bool threads;
     meet_room *room;
     epo_meeting *meeting; /* processes */
+    epo_far *far;         /* processes of several machines; the room is this node's then */
+    int nodes, lead;      /* 0: not known; who makes what a node shares */
     uint64_t room_bytes;
     uint64_t barriers, gathers;
 };
@@ -203,6 +207,80 @@ static epo_status meet_processes(const epo_backend_config *c, gpu_meet *m) {
     return status;
 }
 
+/* ---- processes of several machines ---- */
+
+/* Which machine, and which node the tests play. */
+typedef struct place_card {
+    char boot[40];
+    char ok;
+} place_card;
+
+static void place_fill(place_card *card) {
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+    memset(card, 0, sizeof *card);
+    card->ok = 1;
+    if (f == NULL)
+        return;
+    if (fgets(card->boot, sizeof card->boot, f) == NULL)
+        card->boot[0] = '\0';
+    fclose(f);
+}
+
+/* Are the ranks on several machines?  Then *nodes is how many, and the same everywhere. */
+static epo_status meet_places(const epo_backend_config *c, const gpu_meet *m, int *nodes) {
+    const char *apart = getenv(EPO_ENV_NODES_APART);
+    int node[MEET_RANKS], known = 0;
+    place_card mine, *all = calloc((size_t)m->ranks, sizeof *all);
+    *nodes = 1;
+    if (all == NULL)
+        return epo_fail(EPO_E_NOMEM, "rank %d: no memory to meet %d ranks", m->rank, m->ranks);
+    place_fill(&mine);
+    epo_status status =
+        c->bootstrap->allgather(c->bootstrap->ctx, &mine, sizeof mine, all) == 0
+            ? EPO_OK
+            : epo_fail(EPO_E_PEER, "rank %d: the caller's bootstrap failed", m->rank);
+    for (int r = 0; r < m->ranks && status == EPO_OK; r++) {
+        node[r] = r;
+        for (int q = 0; q < r && node[r] == r; q++)
+            if (memcmp(all[q].boot, all[r].boot, sizeof mine.boot) == 0)
+                node[r] = node[q];
+        known += node[r] == r;
+    }
+    free(all);
+    if (status == EPO_OK && known > 1) {
+        *nodes = epo_nodes_count(node, NULL, m->ranks);
+        if (*nodes == 0)
+            status = epo_fail(EPO_E_UNSUPPORTED,
+                              "the group's ranks are on %d machines, which must have the same "
+                              "number of ranks, one machine behind the other",
+                              known);
+    } else if (status == EPO_OK && apart != NULL && strcmp(apart, "1") == 0) {
+        status = epo_nodes_read(c, nodes);
+    }
+    return status;
+}
+
+static epo_status meet_far(const epo_backend_config *c, gpu_meet *m, int nodes) {
+    void *room = NULL;
+    epo_status status = epo_far_open(c->bootstrap, m->rank, m->ranks, m->timeout_s, &m->far);
+    if (status != EPO_OK)
+        return status;
+    m->nodes = nodes;
+    m->lead = epo_peers_of(EPO_SCOPE_NODE, m->rank, m->ranks, nodes).first;
+    status = gpu_meet_shared(m, m->room_bytes, &room);
+    m->room = room;
+    return status;
+}
+
+/* With a bootstrap the ranks may be anywhere. */
+static epo_status meet_anywhere(const epo_backend_config *c, gpu_meet *m) {
+    int nodes = 1;
+    epo_status status = c->bootstrap != NULL ? meet_places(c, m, &nodes) : EPO_OK;
+    if (status != EPO_OK)
+        return status;
+    return nodes > 1 ? meet_far(c, m, nodes) : meet_processes(c, m);
+}
+
 epo_status gpu_meet_open(const epo_backend_config *c, gpu_meet **out) {
     gpu_meet *m = calloc(1, sizeof *m);
     if (m == NULL)
@@ -221,12 +299,13 @@ epo_status gpu_meet_open(const epo_backend_config *c, gpu_meet **out) {
     else if (c->threads != NULL)
         status = meet_threads(c, m);
     else if (m->ranks > 1)
-        status = meet_processes(c, m);
+        status = meet_anywhere(c, m);
     else
         m->room = calloc(1, m->room_bytes);
     if (status == EPO_OK && m->room == NULL)
         status = epo_fail(EPO_E_NOMEM, "rank %d: no memory for a group", m->rank);
     if (status != EPO_OK) {
+        epo_far_close(m->far);
         free(m);
         return status;
     }
@@ -240,10 +319,15 @@ void gpu_meet_close(gpu_meet *m, bool broken) {
         return;
     if (m->meeting != NULL)
         epo_meeting_end(m->meeting);
+    else if (m->far != NULL)
+        munmap(m->room, m->room_bytes);
     else if (!m->threads || atomic_fetch_sub(&m->room->users, 1) == 1)
         free(m->room);
+    epo_far_close(m->far);
     free(m);
 }
+
+int gpu_meet_nodes(const gpu_meet *m) { return m->nodes; }
 
 int gpu_meet_rank(const gpu_meet *m) { return m->rank; }
 int gpu_meet_ranks(const gpu_meet *m) { return m->ranks; }
@@ -256,6 +340,8 @@ void gpu_meet_abort(gpu_meet *m, epo_status status, const char *text) {
     m->room->failed_status = (int)status;
     snprintf(m->room->failed_text, sizeof m->room->failed_text, "%s", text);
     atomic_store(&m->room->failed, 2);
+    if (m->far != NULL) /* the other nodes' ranks, when they next meet this one */
+        epo_far_fail(m->far, status, text);
 }
 
 epo_status gpu_meet_failed(gpu_meet *m, char *text, size_t size) {
@@ -295,6 +381,11 @@ static epo_status meet_missing(gpu_meet *m, double age) {
 epo_status gpu_meet_barrier(gpu_meet *m) {
     const double start = gpu_now();
     char text[MEET_TEXT];
+    if (m->far != NULL) {
+        epo_status failed = gpu_meet_failed(m, text, sizeof text);
+        return failed != EPO_OK ? epo_fail(failed, "%s", text)
+                                : epo_far_allgather(m->far, NULL, 0, NULL);
+    }
     atomic_store(&m->room->arrived[m->rank], ++m->barriers);
     for (int r = 0, spins = 0; r < m->ranks; spins++) {
         if (atomic_load(&m->room->arrived[r]) >= m->barriers) {
@@ -316,6 +407,8 @@ epo_status gpu_meet_barrier(gpu_meet *m) {
 
 epo_status gpu_meet_allgather(gpu_meet *m, const void *mine, size_t bytes, void *all) {
     epo_status status = EPO_OK;
+    if (m->far != NULL)
+        return epo_far_allgather(m->far, mine, bytes, all);
     for (size_t done = 0; (done < bytes || bytes == 0) && status == EPO_OK;) {
         const size_t some = bytes - done < MEET_SCRATCH ? bytes - done : MEET_SCRATCH;
         char *half = m->room->scratch + (m->gathers++ % 2) * (size_t)m->ranks * MEET_SCRATCH;
@@ -341,24 +434,24 @@ epo_status gpu_meet_shared(gpu_meet *m, uint64_t bytes, void **out) {
         p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         if (p == MAP_FAILED)
             status = epo_fail(EPO_E_NOMEM, "rank 0: memory for flags: %s", strerror(errno));
-    } else if (m->rank == 0) {
+    } else if (m->rank == m->lead) {
         status = shm_make(m, bytes, mine.card.name, &p);
     }
     mine.card.ok = status == EPO_OK;
     mine.address = p;
     epo_status met = gpu_meet_allgather(m, &mine, sizeof mine, all);
-    if (met == EPO_OK && !all[0].card.ok)
-        met = m->rank == 0 ? status
-                           : epo_fail(EPO_E_PEER, "rank 0 has no shared memory for the window");
+    for (int r = 0; r < m->ranks && met == EPO_OK; r++)
+        if (!all[r].card.ok)
+            met = m->rank == r ? status : epo_fail(EPO_E_PEER, "rank %d has no memory to share", r);
     if (met != EPO_OK)
         return met;
     if (m->threads)
         p = all[0].address;
-    else if (m->rank != 0)
-        status = shm_join(m, bytes, all[0].card.name, &p);
+    else if (m->rank != m->lead)
+        status = shm_join(m, bytes, all[m->lead].card.name, &p);
     mine.card.ok = status == EPO_OK;
     met = gpu_meet_allgather(m, &mine, sizeof mine, all);
-    if (m->rank == 0 && mine.card.name[0] != '\0')
+    if (m->rank == m->lead && mine.card.name[0] != '\0')
         shm_unlink(mine.card.name);
     for (int r = 0; r < m->ranks && met == EPO_OK && status == EPO_OK; r++)
         if (!all[r].card.ok)

@@ -25,8 +25,7 @@ static bool list_read(const char *at, int ranks, int *node) {
     return true;
 }
 
-/* Nodes one behind the other, each with the same number of ranks; 0: they are not. */
-static int nodes_count(const int *node, const int *members, int ranks) {
+int epo_nodes_count(const int *node, const int *members, int ranks) {
     bool seen[NODES_MOST] = {false};
     int count = 0, first = 0, each = 0, last = -1;
     for (int r = 0; r <= ranks; r++) {
@@ -58,7 +57,7 @@ epo_status epo_nodes_read(const epo_backend_config *config, int *nodes) {
         return epo_fail(EPO_E_NOMEM, "memory: need room for %d ranks", config->ranks);
     const bool read = list_read(text, config->ranks, node);
     if (read)
-        *nodes = nodes_count(node, config->members, ranks);
+        *nodes = epo_nodes_count(node, config->members, ranks);
     free(node);
     if (!read)
         return epo_fail(EPO_E_ARG,

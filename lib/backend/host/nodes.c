@@ -160,6 +160,7 @@ epo_status host_node_check(const host_place *place, int rank) {
         return EPO_OK;
     return epo_fail(EPO_E_UNSUPPORTED,
                     "rank %d is on node %s (%s), rank %d on %s: the ranks of a group must be on "
-                    "one machine; make a group of each node's ranks (members)",
+                    "one machine; make a group of each node's ranks (members), or, on GPUs, give a "
+                    "bootstrap or a communicator",
                     rank, node, where, place->rank, me != NULL ? me : "this one");
 }
