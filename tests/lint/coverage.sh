@@ -22,6 +22,6 @@ find "$build" -name '*.gcda' -print0 | (cd "$build" && xargs -0 gcov --stdout 2>
         END { for (folder in all) printf "%6.1f %% of %5d lines  %s\n", 100 * ran[folder] / all[folder], all[folder], folder }' |
     grep -E '  (lib|spank|tools)' | sort -k 6 >"$work/table"
 cat "$work/table"
-low=$(awk '$6 ~ /^(spank|lib\/core|lib\/rules|lib\/moe|lib\/trace)$/ { n++; if ($1 < 85) print "below 85 %: " $6 }
-    END { if (n != 5) print "only " n + 0 " of 5 folders were measured" }' "$work/table")
-finish "$low" 5
+low=$(awk '$6 ~ /^(spank|lib\/core|lib\/rules|lib\/moe|lib\/trace|lib\/backend\/host)$/ { n++; if ($1 < 85) print "below 85 %: " $6 }
+    END { if (n != 6) print "only " n + 0 " of 6 folders were measured" }' "$work/table")
+finish "$low" 6
