@@ -21,7 +21,7 @@
 #   features   groups from a communicator, two micro-batches, ...      1 GPU or more
 #   wire       layers and features with e4m3 on the wire               1 GPU or more
 #   nodes      flex across two nodes played in one machine, NCCL       2 GPUs
-#              between them
+#              between them; as on several machines, too
 #   endure     a stopped rank named, with CUDA_DEVICE_MAX_CONNECTIONS  1 GPU or more
 #              1 and 32; 1,000 repeats of a layer bit for bit
 #   sanitizer  memcheck and racecheck of small cases                 1 GPU
@@ -216,6 +216,7 @@ for phase in $phases; do
             if two_gpus nodes; then # NCCL takes a second to begin: few arms
                 run nodes2 60 "$build/layer" processes 2 4 "${seed:-0x21}" 3 nodes=2
                 run nodes4 60 "$build/layer" processes 4 4 "${seed:-0x22}" 3 nodes=2
+                EP_OVERLAP_NODES_APART=1 run apart4 60 "$build/layer" processes 4 2 "${seed:-0x22}" 3 nodes=2
                 run nodes4t 60 "$build/layer" threads 4 4 "${seed:-0x23}" 3 nodes=2
                 run nodesw 60 "$build/layer" processes 2 2 "${seed:-0x24}" 3 e4m3 nodes=2
             fi

@@ -7,11 +7,14 @@
 #include "core/status.h"
 #include "unit.h"
 
+#include <netinet/in.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { RANKS = 5, ROUNDS = 200, MOST = 9000 };
 
@@ -19,12 +22,42 @@ enum { RANKS = 5, ROUNDS = 200, MOST = 9000 };
 static pthread_barrier_t together;
 static unsigned char board[RANKS][512];
 
+static bool stranger_calls; /* before the ranks do */
+static int stranger_port;
+
+/* Rank 0's card begins with two tokens of 16 bytes and 8 addresses; then comes its port. */
+static int call_port(int port) {
+    struct sockaddr_in there = {.sin_family = AF_INET,
+                                .sin_port = htons((uint16_t)port),
+                                .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (connect(fd, (struct sockaddr *)&there, sizeof there) == 0)
+        return fd;
+    close(fd);
+    return -1;
+}
+
+static int stranger = -1;
+
+static void call_as_stranger(void) {
+    uint16_t port;
+    char words[64];
+    memcpy(&port, board[0] + 2 * 16 + 8 * 4, sizeof port);
+    stranger_port = port;
+    memset(words, 'x', sizeof words);
+    stranger = call_port(port);
+    if (stranger >= 0 && send(stranger, words, 32, MSG_NOSIGNAL) != 32)
+        stranger_port = -1;
+}
+
 static int board_allgather(void *ctx, const void *mine, size_t bytes, void *all) {
     const int rank = *(const int *)ctx;
     if (bytes > sizeof board[0])
         return -1;
     memcpy(board[rank], mine, bytes);
     pthread_barrier_wait(&together);
+    if (stranger_calls && rank == 1)
+        call_as_stranger();
     for (int r = 0; r < RANKS; r++)
         memcpy((char *)all + (size_t)r * bytes, board[r], bytes);
     pthread_barrier_wait(&together);
@@ -127,12 +160,33 @@ static void stays_away(member *m, epo_far *far) {
 
 static void a_late_rank_is_named(void) { CU_ASSERT_EQUAL(run(stays_away), 0); }
 
+/* Its connection ends, the ranks meet, and then nobody listens any more. */
+static void without_stranger(member *m, epo_far *far) {
+    char all[RANKS * 8], mine[8] = "", byte[256];
+    EXPECT(epo_far_allgather(far, mine, 8, all) == EPO_OK);
+    if (m->rank != 1)
+        return;
+    ssize_t n = 1;
+    for (int i = 0; i < 4 && n > 0; i++) /* its greeting, then the end */
+        n = recv(stranger, byte, sizeof byte, 0);
+    EXPECT(stranger >= 0 && n <= 0);
+    EXPECT(stranger_port > 0 && call_port(stranger_port) < 0);
+    close(stranger);
+}
+
+static void a_stranger_is_not_admitted(void) {
+    stranger_calls = true;
+    CU_ASSERT_EQUAL(run(without_stranger), 0);
+    stranger_calls = false;
+}
+
 int main(void) {
     static const CU_TestInfo tests[] = {
         {"everybody gets everything", everybody_gets_everything},
         {"a failure reaches everybody", a_failure_reaches_everybody},
         {"different exchanges are an error", different_exchanges_are_an_error},
         {"a late rank is named", a_late_rank_is_named},
+        {"a stranger is not admitted", a_stranger_is_not_admitted},
         CU_TEST_INFO_NULL,
     };
     return unit_run("far", tests);

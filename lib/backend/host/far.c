@@ -183,6 +183,8 @@ static epo_status far_gather_ranks(epo_far *f, const far_card *card) {
     const double until = far_now() + f->timeout_s;
     for (int come = 1; come < f->ranks && far_ready(f->listener, POLLIN, until);)
         come += far_admit(f, card, until);
+    close(f->listener); /* nobody else is to come */
+    f->listener = -1;
     for (int r = 1; r < f->ranks; r++)
         if (f->fd[r] < 0)
             return far_lost(f, r, "meeting", ETIMEDOUT);
