@@ -120,20 +120,6 @@ static void make_steps(const epo_gg_chain *c, gg_chain *to) {
     to->step_first[to->steps] = (int16_t)at;
 }
 
-/* Each stage one step behind the one before. */
-static void make_order(gg_chain *to) {
-    to->orders = 0;
-    for (int i = 0; i < to->steps + to->stages - 1; i++) {
-        for (int stage = 0; stage < to->stages; stage++) {
-            int step = i - stage;
-            if (step >= 0 && step < to->steps) {
-                to->order_stage[to->orders] = (int8_t)stage;
-                to->order_step[to->orders++] = (int8_t)step;
-            }
-        }
-    }
-}
-
 /* ---- parameters ---------------------------------------------------------------- */
 
 static uint64_t round_up(uint64_t x, uint64_t unit) { return (x + unit - 1) / unit * unit; }
@@ -144,7 +130,7 @@ static uint64_t set_workspace(const epo_gg_chain *c, gg_chain *to) {
     uint64_t row_tiles = c->first.rows / TILE_M + count;
     uint64_t table = GG_WS_HEADER * 4;
     uint64_t counters = table + round_up((count * GG_STAGES + 1) * sizeof(gg_expert), 256);
-    uint64_t words = row_tiles * (GG_STAGES - 1) + 3 * EPO_GG_PARTS;
+    uint64_t words = row_tiles * (GG_STAGES - 1) + 3 * EPO_GG_PARTS + 2 * GG_SHARES + 1;
     if (to != NULL) {
         char *ws = (char *)c->workspace;
         for (int i = 0; i < to->stages; i++) {
@@ -158,7 +144,9 @@ static uint64_t set_workspace(const epo_gg_chain *c, gg_chain *to) {
         to->part_done = to->counters;
         to->part_total = to->part_done + EPO_GG_PARTS;
         to->seen = to->part_total + EPO_GG_PARTS;
-        to->row_done = to->seen + EPO_GG_PARTS;
+        to->taken = to->seen + EPO_GG_PARTS;
+        to->share = to->taken + GG_SHARES;
+        to->row_done = to->share + GG_SHARES + 1;
     }
     return round_up(counters + words * 4, 256);
 }
@@ -190,6 +178,10 @@ static void set_parts(const epo_gg_chain *c, gg_chain *to) {
     to->first = c->part[0].first;
     to->count = part_experts(c);
     to->timeout_ns = c->timeout_ns;
+    to->patience_ns = c->patience_ns;
+    to->left = c->left;
+    to->left_value = c->left_value;
+    to->arrived = c->arrived != 0;
     for (int i = 0; i < c->parts; i++) {
         const epo_gg_part *p = &c->part[i];
         to->part[i] = (gg_chain_part){.flag = p->flag,
@@ -199,7 +191,6 @@ static void set_parts(const epo_gg_chain *c, gg_chain *to) {
                                       .done_value = p->done_value};
     }
     make_steps(c, to);
-    make_order(to);
 }
 
 /* Backward: the pass between the products, a stage with one column of tiles. */

@@ -7,6 +7,10 @@
  * taken when all column tiles of its row tile in the stage before are stored; tiles are
  * taken in order and wait for tiles before them alone, so some block always goes on.
  *
+ * Rows are waited for before a tile is taken, and with `patience` not for ever: a block
+ * that leaves owes nothing, and a later launch takes what is left.  While a part's rows
+ * are on their way, blocks take the tiles of later stages that come next.
+ *
  * How stored rows become readable.  Rows leave by TMA stores (asynchronous proxy) or,
  * at an expert's end, by ordinary ones.  Each multiplying warp waits until its stores
  * are complete, not only read from shared memory, which makes them visible to the
@@ -43,16 +47,28 @@ template <class F> __device__ __forceinline__ bool is_act(const tile &t) {
 
 /* ---- taking tiles ---- */
 
-enum { kUnseen = 0, kLooked = 1, kSeen = 2 };
+enum { kUnseen = 0, kLooked = 1, kSeen = 2, kLeft = 3 };
 
-/* The one that looks at the part's words.  They may lie in the CPU's memory: more than
- * one looking would crowd the way that the rows take. */
+__device__ __forceinline__ bool part_here(const gg_chain &c, int part) {
+    return c.arrived || c.part[part].flag == nullptr || count_load(&c.seen[part]) == kSeen;
+}
+
+/* Looks at the part's words until they tell.  They may lie in the CPU's memory: more than
+ * one thread looking would crowd the way that the rows take. */
 __device__ __forceinline__ void part_look(const gg_chain &c, int part) {
     const gg_chain_part &of = c.part[part];
     uint64_t start = now_ns();
     for (int i = 0; i < of.words; i++) {
         while (flag_load(of.flag + i) < of.epoch) {
-            if (c.timeout_ns != 0 && now_ns() - start > c.timeout_ns) {
+            uint64_t waited = now_ns() - start;
+            if (c.patience_ns != 0 && waited > c.patience_ns) {
+                count_store(&c.seen[part], kLeft);
+                if (c.left != nullptr) {
+                    flag_store(c.left, c.left_value);
+                }
+                return;
+            }
+            if (c.timeout_ns != 0 && waited > c.timeout_ns) {
                 if (c.stage[0].error != nullptr) {
                     atomicOr(c.stage[0].error, EPO_GG_ERROR_TIMEOUT);
                 }
@@ -64,19 +80,38 @@ __device__ __forceinline__ void part_look(const gg_chain &c, int part) {
     }
     count_store(&c.seen[part], kSeen);
 }
-/* One thread waits until the part's rows have arrived; returns the time it took. */
-__device__ __forceinline__ uint64_t part_wait(const gg_chain &c, int part) {
-    if (c.part[part].flag == nullptr || count_load(&c.seen[part]) == kSeen) {
-        return 0;
+/* One look, unless another one looks. */
+__device__ __forceinline__ bool part_glance(const gg_chain &c, int part) {
+    const gg_chain_part &of = c.part[part];
+    if (part_here(c, part)) {
+        return true;
     }
+    if (atomicCAS(&c.seen[part], (uint32_t)kUnseen, (uint32_t)kLooked) != kUnseen) {
+        return false;
+    }
+    bool here = true;
+    for (int i = 0; here && i < of.words; i++) {
+        here = flag_load(of.flag + i) >= of.epoch;
+    }
+    count_store(&c.seen[part], here ? kSeen : kUnseen);
+    return here;
+}
+/* One thread waits until the part's rows have arrived; false: they have not, and this
+ * launch waits no more.  spin += the time it took. */
+__device__ __forceinline__ bool part_wait(const gg_chain &c, int part, uint64_t &spin) {
     uint64_t start = now_ns();
-    if (atomicCAS(&c.seen[part], (uint32_t)kUnseen, (uint32_t)kLooked) == kUnseen) {
-        part_look(c, part);
+    uint32_t seen = kUnseen;
+    while (seen != kSeen && seen != kLeft) {
+        if (atomicCAS(&c.seen[part], (uint32_t)kUnseen, (uint32_t)kLooked) == kUnseen) {
+            part_look(c, part);
+        }
+        seen = count_load(&c.seen[part]);
+        if (seen == kLooked) {
+            __nanosleep(100);
+        }
     }
-    while (count_load(&c.seen[part]) != kSeen) {
-        __nanosleep(100);
-    }
-    return now_ns() - start;
+    spin += now_ns() - start;
+    return seen == kSeen;
 }
 /* ... until the stage before has stored the tile's rows. */
 __device__ __forceinline__ uint64_t rows_wait(const gg_chain &c, const tile &t) {
@@ -90,24 +125,76 @@ __device__ __forceinline__ uint64_t rows_wait(const gg_chain &c, const tile &t) 
     return start == 0 ? 0 : now_ns() - start;
 }
 
+constexpr int kNoUnit = 0x7fffffff;
+
+/* Where a block is in the table: the round, which of its shares are used up, and, share by
+ * share, where the last search ended. */
+struct progress {
+    int round = 0, hint[2] = {0, 0};
+    bool empty[2] = {false, false};
+};
+
+__device__ __forceinline__ int share_take(const gg_chain &c, progress &at, int which) {
+    uint32_t first = c.share[2 * at.round + which], end = c.share[2 * at.round + which + 1];
+    if (!at.empty[which] && first < end) {
+        uint32_t unit = first + atomicAdd(&c.taken[2 * at.round + which], 1u);
+        if (unit < end) {
+            return (int)unit;
+        }
+    }
+    at.empty[which] = true;
+    return kNoUnit;
+}
+
+/* One thread takes the next unit: of the round's first share if its rows are here, else of
+ * the other, which needs none; if only such are left that need rows, it waits for them. */
+__device__ __forceinline__ int unit_take(const gg_chain &c, progress &at, int &which,
+                                         uint64_t &spin) {
+    int rounds = c.steps + c.stages - 1;
+    while (at.round < rounds && block_stays(c.stage[0])) {
+        int part = at.round < c.steps ? c.step_part[at.round] : 0;
+        bool first = !at.empty[0] && c.share[2 * at.round] < c.share[2 * at.round + 1];
+        which = first && part_glance(c, part) ? 0 : 1;
+        int unit = share_take(c, at, which);
+        if (unit == kNoUnit && which == 0) {
+            continue;
+        }
+        if (unit != kNoUnit) {
+            return unit;
+        }
+        if (!first) {
+            at.round++;
+            at.empty[0] = at.empty[1] = false;
+        } else if (!part_wait(c, part, spin)) {
+            break;
+        }
+    }
+    return kNoUnit;
+}
+
 /* As tile_next. */
-__device__ __forceinline__ bool chain_next(const gg_chain &c, tile &t, int &hint, uint64_t &spin) {
+__device__ __forceinline__ bool chain_next(const gg_chain &c, tile &t, progress &at,
+                                           uint64_t &spin) {
     const gg_params &p = c.stage[0];
     int lane = threadIdx.x & 31;
-    int index = 0;
+    int index = kNoUnit, which = 0;
     if (lane == 0) {
-        index = block_stays(p) ? atomicAdd(&p.ws[GG_WS_NEXT], 1) : 0x7fffffff;
+        index = unit_take(c, at, which, spin);
     }
     index = __shfl_sync(0xffffffffu, index, 0);
-    if (index >= p.ws[GG_WS_TOTAL]) {
+    which = __shfl_sync(0xffffffffu, which, 0);
+    if (index == kNoUnit) {
         return false;
     }
+    int hint = which == 0 ? at.hint[0] : at.hint[1];
     entry_find(p, index, hint);
+    at.hint[0] = which == 0 ? hint : at.hint[0];
+    at.hint[1] = which == 0 ? at.hint[1] : hint;
     const gg_expert &e = p.table[hint];
     t = tile_of(c.stage[e.stage], e, index, min(lane, p.cluster - 1));
     uint64_t mine = 0;
     if (lane < p.cluster) {
-        mine = t.stage == 0 ? part_wait(c, t.part) : rows_wait(c, t);
+        mine = t.stage == 0 ? 0 : rows_wait(c, t);
         if (t.stage > 0 || c.part[t.part].flag != nullptr) {
             fence_async_global(); /* others wrote them, by whatever way; TMA reads them */
         }
@@ -397,8 +484,9 @@ __global__ void __launch_bounds__(kThreads, 1)
         if (warp == 0 && one) {
             chain_feed<F>(c, s, maps);
         } else if (warp == 1 && cluster_rank() == 0) {
-            feed_tiles(c.stage[0], s, [&](tile &t, int &hint, uint64_t &spin) {
-                return chain_next(c, t, hint, spin);
+            progress taken;
+            feed_tiles(c.stage[0], s, [&](tile &t, int &, uint64_t &spin) {
+                return chain_next(c, t, taken, spin);
             });
         } else if (warp == 2 && one) {
             chain_tell<F>(c, s);

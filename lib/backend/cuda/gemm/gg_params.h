@@ -62,10 +62,12 @@ typedef struct gg_params {
 } gg_params;
 
 /* A chain: what is computed in which order.  Experts come in steps, which parts are
- * made of; order[] says which stage of which step is next.  Stages: the first product,
- * backward SwiGLU, the second product. */
+ * made of.  Round r has two shares of the table: the first stage of step r, and behind it
+ * the later stages of the steps before, each one step behind the one before.  Stages: the
+ * first product, backward SwiGLU, the second product. */
 #define GG_STAGES 3
 #define GG_STEPS 32
+#define GG_SHARES (2 * (GG_STEPS + GG_STAGES - 1))
 typedef struct gg_act {
     const void *h;
     const float *weight;
@@ -84,7 +86,7 @@ typedef struct gg_chain {
     gg_params stage[GG_STAGES];
     gg_act act;
     gg_chain_part part[EPO_GG_PARTS];
-    int32_t stages, parts, steps, orders;
+    int32_t stages, parts, steps;
     int32_t first, count; /* experts of all parts */
     int32_t row_tiles;    /* that the counters have room for, per stage */
     int32_t counter_words;
@@ -93,10 +95,13 @@ typedef struct gg_chain {
     uint32_t *part_done;  /* in counters: [part], tiles of the last stage */
     uint32_t *part_total; /* in counters: [part] */
     uint32_t *seen;       /* in counters: [part], its rows were seen */
-    uint64_t timeout_ns;
+    uint32_t *taken;      /* in counters: [share], units taken of it */
+    uint32_t *share;      /* in counters: [share and one more], its first unit */
+    uint64_t timeout_ns, patience_ns;
+    uint64_t *left, left_value;
+    int32_t arrived;
     int16_t step_first[GG_STEPS + 1]; /* experts, from `first` on */
     int8_t step_part[GG_STEPS];
-    int8_t order_stage[GG_STAGES * GG_STEPS], order_step[GG_STAGES * GG_STEPS];
 } gg_chain;
 
 /* Tensors of the sm_90 kernels: operands, output, SwiGLU's stored h. */

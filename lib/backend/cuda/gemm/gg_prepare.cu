@@ -142,25 +142,41 @@ __device__ int step_write(const gg_chain &c, int stage, int step, const int2 *ro
     return units;
 }
 
-/* The table in the order that the host chose; false: more row tiles than counters. */
+/* The shares of one round; returns the units then. */
+__device__ int round_write(const gg_chain &c, int round, const int2 *rows, const int *row_tile,
+                           gg_expert *&to, int units) {
+    for (int stage = 0; stage < c.stages; stage++) {
+        int step = round - stage;
+        if ((threadIdx.x & 31) == 0 && stage < 2) {
+            c.share[2 * round + stage] = (uint32_t)units;
+        }
+        if (step >= 0 && step < c.steps) {
+            units = step_write(c, stage, step, rows, row_tile, to, units);
+            to += c.step_first[step + 1] - c.step_first[step];
+        }
+    }
+    return units;
+}
+
+/* The table, round by round; false: more row tiles than counters. */
 __device__ bool chain_table_write(const gg_chain &c, const int2 *rows, int *row_tile) {
     const gg_params &p = c.stage[0];
-    int lane = threadIdx.x & 31, units = 0;
+    int lane = threadIdx.x & 31, units = 0, rounds = c.steps + c.stages - 1;
     bool sound = row_tiles_write(c, rows, row_tile) <= c.row_tiles;
     gg_expert *to = p.table;
     __syncwarp();
-    for (int o = 0; o < c.orders; o++) {
-        int step = c.order_step[o];
-        units = step_write(c, c.order_stage[o], step, rows, row_tile, to, units);
-        to += c.step_first[step + 1] - c.step_first[step];
+    for (int round = 0; round < rounds; round++) {
+        units = round_write(c, round, rows, row_tile, to, units);
     }
     if (lane == 0) {
         to->unit = 0x7fffffff;
         if (!sound && p.error != nullptr) {
             atomicOr(p.error, EPO_GG_ERROR_ROWS);
         }
-        p.ws[GG_WS_TOTAL] = sound ? units : 0;
-        p.ws[GG_WS_NEXT] = 0;
+        c.share[2 * rounds] = (uint32_t)units;
+        for (int i = 0; i <= 2 * rounds && !sound; i++) {
+            c.share[i] = 0;
+        }
         p.ws[GG_WS_ACTIVE] = 0;
     }
     return sound;

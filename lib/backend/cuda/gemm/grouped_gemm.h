@@ -175,6 +175,13 @@ typedef struct epo_gg_chain {
     int parts;
     epo_gg_part part[EPO_GG_PARTS];
     uint64_t timeout_ns; /* as in epo_gg_ready */
+    /* Not 0: a launch whose blocks have waited so long for a part ends there, with *left (may
+     * be NULL) = left_value; another epo_gg_chain_run() goes on.  So no SM is held for ever
+     * for rows that may be waiting for SMs themselves. */
+    uint64_t patience_ns;
+    uint64_t *left, left_value;
+    /* This launch stands behind all parts' rows: it looks at no flag and leaves nothing. */
+    int arrived;
     void *workspace;
     uint64_t workspace_bytes;
 } epo_gg_chain;
