@@ -274,6 +274,11 @@ typedef struct epo_rows_spread {
     uint32_t row_bytes;
 } epo_rows_spread;
 
+#define EPO_REDUCE_RANGES 16
+typedef struct epo_row_range {
+    int32_t first, end;
+} epo_row_range;
+
 /* dst[i] = sum over j ascending, in fp32, of src[index[i*width + j]], -1 passed
  * over, rounded once to `type`. */
 typedef struct epo_rows_reduce {
@@ -285,6 +290,11 @@ typedef struct epo_rows_reduce {
     int elements; /* per row */
     epo_dtype type;
     const void *own; /* as in a gather */
+    /* ranges > 0: of the rows of dst, those with a summand in one of these ranges of src
+     * alone (`inside`), or all others alone. */
+    int ranges;
+    bool inside;
+    epo_row_range range[EPO_REDUCE_RANGES];
 } epo_rows_reduce;
 
 /* SwiGLU over expert-major rows [row, row+rows): h[.][2F] (gate, up), w[.] fp32.
