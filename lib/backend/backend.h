@@ -178,6 +178,9 @@ typedef struct epo_exchange {
     const uint64_t *counter; /* as epo_ready.counter */
     bool alone;              /* a hint: the device has nothing else to do meanwhile */
     epo_way way;             /* a hint, where it is not alone; one of info->ways */
+    /* A hint: so many bytes for peers are gathered by this and by the exchanges that follow
+     * at once, so that no memory is asked for between them; 0: nothing is said. */
+    uint64_t gathered;
     /* Where info->parts: several exchanges in one, in this order.  Part i sends the
      * segments from part_first[i] - part_first[0] on and tells of it at flag_offset +
      * i * flag_step.  0 and 1: all is one part. */

@@ -209,6 +209,16 @@ static void give_credit(moe_pass *p, const moe_slot *slot, epo_event *first, epo
     moe_pass_credit(p, slot, p->buffer->scope, first, second, third);
 }
 
+/* Of the whole dispatch, for peers. */
+static uint64_t gathered_bytes(const moe_pass *p) {
+    const moe_lane *lane = &p->dispatch;
+    uint64_t rows = 0;
+    for (int i = 0; i < lane->send_first[p->plan->chunks]; i++)
+        if (lane->send[i].index != NULL && lane->send[i].peer != p->group->rank)
+            rows += lane->send[i].rows;
+    return rows * p->buffer->wire_bytes;
+}
+
 /* Chunks [i, end) in one exchange. */
 static void dispatch_chunks(moe_pass *p, const moe_cargo *c, int i, int end) {
     epo_group *g = p->group;
@@ -220,6 +230,7 @@ static void dispatch_chunks(moe_pass *p, const moe_cargo *c, int i, int end) {
     x.counter = moe_buffer_counter(p->buffer, x.flag_offset);
     x.alone = i == 0 && !p->beside;
     x.way = p->plan->way;
+    x.gathered = i == 0 ? gathered_bytes(p) : 0;
     x.parts = end - i;
     x.part_first = p->plan->dispatch.send_first + moe_pass_plan_chunk(p, i);
     x.flag_step = moe_pass_arrive(p, slot, 1) - moe_pass_arrive(p, slot, 0);

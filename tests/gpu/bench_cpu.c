@@ -51,6 +51,7 @@ NAMED(gather, epo_rows_gather)
 NAMED(reduce, epo_rows_reduce)
 NAMED(gemm, epo_gemm)
 NAMED(swiglu, epo_swiglu)
+NAMED(chain, epo_chain)
 
 static epo_status timed_copy(epo_queue *q, void *dst, const void *src, uint64_t bytes,
                              const epo_deps *deps) {
@@ -91,6 +92,8 @@ static void make_table(void) {
     timed.reduce = timed_reduce;
     timed.gemm = timed_gemm;
     timed.swiglu = timed_swiglu;
+    if (timed.chain != NULL)
+        timed.chain = timed_chain;
     timed.zero = timed_zero;
     if (timed.copy != NULL)
         timed.copy = timed_copy;

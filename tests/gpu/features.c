@@ -4,7 +4,7 @@
  * layers, bit for bit: groups from a communicator, several groups in one step, two
  * micro-batches node by node.  And what a peer that never comes leaves: NaN.
  *
- *   features [e4m3] [NAME...]     late comm groups saved capture memory tp own overflow
+ *   features [e4m3] [NAME...]     late comm groups beside saved capture memory tp own overflow
  *                                 schedule control
  *
  * e4m3: everything by flex, with e4m3 on the wire.
@@ -221,6 +221,45 @@ static void test_groups(void) {
         }
         snprintf(name, sizeof name, "two groups of two in a step of four, %s",
                  i % 2 ? "flex" : "alltoall");
+        ok = ok && run_world(both, 4, text, sizeof text);
+        same_bits(name, ok, alone, both, 4, text, sizeof text);
+    }
+}
+
+/* Two groups, each over the same two GPUs, at once, with experts that want every SM: what
+ * one holds the other's rows may be waiting for. */
+static void test_beside(void) {
+    static const int members[2][2] = {{0, 1}, {2, 3}};
+    int devices = 0;
+    TEST_CUDA(cudaGetDeviceCount(&devices));
+    if (devices < 2) {
+        printf("# beside: left out, needs 2 GPUs, %d here\n", devices);
+        return;
+    }
+    for (int i = 0; i < 3; i++) {
+        char name[96], text[256] = "";
+        rank_job alone[4], both[4];
+        bool ok = true;
+        for (int g = 0; g < 2; g++) {
+            ref_case c = some_case(0xe1 + (uint64_t)(2 * i + g), 2, EPO_BF16);
+            c.experts = 16;
+            c.hidden = 1024;
+            c.ffn = 512;
+            c.tokens = 900 + 100 * g;
+            c.routing = i % 2 ? REF_UNEVEN : REF_RANDOM;
+            for (int r = 0; r < 2; r++) {
+                rank_job *j = &both[2 * g + r];
+                *j = some_job(&c, r, 2 * (1 + i % 2));
+                j->config.chunks = 4;
+                alone[2 * g + r] = *j;
+                j->config.members = members[g];
+                j->config.nmembers = 2;
+                j->config.rank = members[g][r];
+            }
+            ok = ok && run_world(&alone[2 * (size_t)g], 2, text, sizeof text);
+        }
+        snprintf(name, sizeof name, "two groups over the same two GPUs at once, %s",
+                 i % 2 ? "delayed, uneven" : "overlapped");
         ok = ok && run_world(both, 4, text, sizeof text);
         same_bits(name, ok, alone, both, 4, text, sizeof text);
     }
@@ -586,9 +625,16 @@ int main(int argc, char **argv) {
         const char *name;
         void (*run)(void);
     } all[] = {{"late", test_late}, /* these two fork: first */
-               {"comm", test_comm},       {"groups", test_groups},     {"saved", test_saved},
-               {"capture", test_capture}, {"memory", test_memory},     {"tp", test_tp},
-               {"own", test_own},         {"overflow", test_overflow}, {"schedule", test_schedule},
+               {"comm", test_comm},
+               {"groups", test_groups},
+               {"beside", test_beside},
+               {"saved", test_saved},
+               {"capture", test_capture},
+               {"memory", test_memory},
+               {"tp", test_tp},
+               {"own", test_own},
+               {"overflow", test_overflow},
+               {"schedule", test_schedule},
                {"control", test_control}};
     int first = 1;
     if (argc > 1 && strcmp(argv[1], "e4m3") == 0) {

@@ -162,7 +162,10 @@ static epo_status sums_choose(epo_backend *be) {
 
 static epo_status gemm_choose(epo_backend *be) {
     const char *chain = getenv("EP_OVERLAP_CUDA_CHAIN");
-    be->chains = chain != NULL && strcmp(chain, "1") == 0;
+    if (chain != NULL && chain[0] != '\0' && strcmp(chain, "0") != 0 && strcmp(chain, "1") != 0)
+        return epo_fail(EPO_E_ARG, "EP_OVERLAP_CUDA_CHAIN: found '%s', allowed 0, 1", chain);
+    be->chains = chain == NULL || strcmp(chain, "0") != 0;
+    be->chains_asked = chain != NULL && strcmp(chain, "1") == 0;
     epo_status status = gpu_gemm_choose(be);
     return status == EPO_OK ? sms_read(be, "EP_OVERLAP_CUDA_SMS", 2, 0, &be->gemm_sms) : status;
 }
@@ -241,10 +244,11 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
     else
         status = epo_nodes_read(&named, &be->info.nodes);
     if (status != EPO_OK || (status = device_open(be)) != EPO_OK ||
-        (status = gpu_memory_open(be)) != EPO_OK || (status = gpu_late_open(be)) != EPO_OK ||
-        (status = gpu_watch_start(be)) != EPO_OK || (status = waits_choose(be)) != EPO_OK ||
-        (status = gemm_choose(be)) != EPO_OK || (status = sums_choose(be)) != EPO_OK ||
-        (status = copies_choose(be)) != EPO_OK || (status = way_choose(be)) != EPO_OK ||
+        (status = gpu_memory_open(be)) != EPO_OK || (status = gpu_kernels_load(be)) != EPO_OK ||
+        (status = gpu_late_open(be)) != EPO_OK || (status = gpu_watch_start(be)) != EPO_OK ||
+        (status = waits_choose(be)) != EPO_OK || (status = gemm_choose(be)) != EPO_OK ||
+        (status = sums_choose(be)) != EPO_OK || (status = copies_choose(be)) != EPO_OK ||
+        (status = way_choose(be)) != EPO_OK ||
         (status = reach_choose(be, config->overlap, why, sizeof why)) != EPO_OK) {
         char text[EPO_ERROR_MAX]; /* the peers need not wait for this rank */
         snprintf(text, sizeof text, "%s", epo_fail_text());

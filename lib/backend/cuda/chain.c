@@ -5,7 +5,12 @@
  * The kernel looks at the arrival flags of its parts itself, and writes a word when a
  * part is done: the part's event stands for that word until it is signalled again, so
  * that exchanges begin while the kernel runs on.  Some SMs are left to the exchanges
- * that bring the rows; behind these a second, small launch takes its share of the tiles.
+ * that bring the rows; behind these a second launch takes its share of the tiles.
+ *
+ * Progress does not depend on whoever else wants this GPU, or a peer's: the first launch
+ * gives its SMs back when rows do not come for PATIENCE_NS, the second one stands behind
+ * all rows.  Otherwise two groups, or a group and a caller's collective, could each hold
+ * on one GPU what the other waits for on the next.
  *
  * Where the issuing thread waits for flags (GPU_WAIT_HOST), it does so for all parts
  * before the launch: ranks that share a GPU would keep each other's exchanges out.
@@ -21,12 +26,20 @@
 
 #define LENT_BLOCKS 16 /* what the kernel that stores rows to peers takes */
 #define WORDS 64       /* of parts, per backend */
+#define PATIENCE_NS UINT64_C(5000000)
+/* So many passes of so many that gave their SMs back are more than a late peer now and
+ * then: launches for each chunk serve better. */
+#define JUDGED 32
+#define TOO_MANY 8
 
 struct gpu_words {
-    uint64_t *host; /* mapped, [WORDS] */
+    uint64_t *host; /* mapped, [WORDS + 1] */
     char *dev;
+    char *left_dev; /* the last word: the last chain that gave its SMs back */
     bool used[WORDS];
-    uint64_t last; /* the value written last, of all words */
+    uint64_t last;    /* the value written last, of all words: chains count them */
+    uint64_t left;    /* that word, as seen last */
+    int chains, gave; /* of those judged together */
 };
 
 struct gpu_chain {
@@ -43,7 +56,7 @@ static epo_status words_open(epo_backend *be) {
     void *dev = NULL;
     if (w == NULL)
         return epo_fail(EPO_E_NOMEM, "rank %d: no memory for %d words", be->rank, WORDS);
-    cudaError_t e = cudaHostAlloc((void **)&w->host, WORDS * sizeof *w->host,
+    cudaError_t e = cudaHostAlloc((void **)&w->host, (WORDS + 1) * sizeof *w->host,
                                   cudaHostAllocMapped | cudaHostAllocPortable);
     if (e == cudaSuccess)
         e = cudaHostGetDevicePointer(&dev, w->host, 0);
@@ -53,8 +66,9 @@ static epo_status words_open(epo_backend *be) {
         free(w);
         return gpu_fail(be, "cudaHostAlloc", "chain", e);
     }
-    memset(w->host, 0, WORDS * sizeof *w->host);
+    memset(w->host, 0, (WORDS + 1) * sizeof *w->host);
     w->dev = dev;
+    w->left_dev = w->dev + WORDS * sizeof *w->host;
     be->words = w;
     return EPO_OK;
 }
@@ -69,9 +83,8 @@ void gpu_words_close(epo_backend *be) {
 
 /* The event gets a word of its own, for as long as it lives. */
 static epo_status word_take(epo_backend *be, epo_event *event) {
-    epo_status status = words_open(be);
-    if (status != EPO_OK || event->word != NULL)
-        return status;
+    if (event->word != NULL)
+        return EPO_OK;
     for (int i = 0; i < WORDS; i++)
         if (!be->words->used[i]) {
             be->words->used[i] = true;
@@ -141,9 +154,27 @@ static epo_gg_chain chain_shape(const epo_chain *c) {
     return gg;
 }
 
+/* Each rank judges for itself: what peers see of a pass is the same either way. */
+static void chains_judge(epo_backend *be) {
+    gpu_words *w = be->words;
+    const uint64_t left = __atomic_load_n(&w->host[WORDS], __ATOMIC_ACQUIRE);
+    w->gave += left != w->left;
+    w->left = left;
+    if (++w->chains < JUDGED)
+        return;
+    if (w->gave >= TOO_MANY && !be->chains_asked) {
+        be->chains = false;
+        (void)fprintf(stderr,
+                      "ep-overlap: rank %d: in %d of %d passes rows came more than %d ms late to "
+                      "GEMMs that held SMs for them; from here on each chunk has its own "
+                      "launches (EP_OVERLAP_CUDA_CHAIN=1 keeps one for all)\n",
+                      be->rank, w->gave, w->chains, (int)(PATIENCE_NS / 1000000));
+    }
+    w->chains = w->gave = 0;
+}
+
 bool gpu_chain_covers(epo_backend *be, const epo_chain *c) {
-    /* NCCL's kernels want more SMs than are lent. */
-    if (!be->grouped || !be->chains || !be->one_sided || c->parts < 1 ||
+    if (!be->grouped || !be->chains || be->words == NULL || c->parts < 1 ||
         c->parts > EPO_CHAIN_PARTS || c->first.act == NULL || c->first.kind == EPO_GEMM_WGRAD)
         return false;
     epo_gg_chain gg = chain_shape(c);
@@ -152,8 +183,18 @@ bool gpu_chain_covers(epo_backend *be, const epo_chain *c) {
 
 /* ---- the operation ---- */
 
-static epo_status side_open(epo_queue *q) {
-    if (q->chain != NULL)
+epo_status gpu_chain_open(epo_queue *q) {
+    if (q->chain != NULL || !q->be->chains || !q->be->grouped)
+        return EPO_OK;
+    epo_gg sm90 = {.size = sizeof sm90,
+                   .kind = EPO_GG_FORWARD,
+                   .type = EPO_BF16,
+                   .c_type = EPO_BF16,
+                   .n = 64,
+                   .k = 64,
+                   .experts = 1,
+                   .count = 1};
+    if (epo_gg_path_of(&sm90) != EPO_GG_SM90)
         return EPO_OK;
     gpu_chain *side = calloc(1, sizeof *side);
     if (side == NULL)
@@ -163,7 +204,7 @@ static epo_status side_open(epo_queue *q) {
             cudaStreamCreateWithPriority(&side->stream, cudaStreamNonBlocking, q->priority));
     GPU_TRY(q->be, "chain", cudaEventCreateWithFlags(&side->prepared, cudaEventDisableTiming));
     GPU_TRY(q->be, "chain", cudaEventCreateWithFlags(&side->joined, cudaEventDisableTiming));
-    return EPO_OK;
+    return words_open(q->be);
 }
 
 void gpu_chain_free(epo_queue *q) {
@@ -235,11 +276,7 @@ static epo_status parts_signal(epo_queue *q, const epo_chain *c, const epo_gg_ch
 
 static epo_status chain_begin(epo_queue *q, const epo_chain *c, epo_gg_chain *gg,
                               const char *phase) {
-    epo_status status = side_open(q);
-    if (status == EPO_OK)
-        status = words_open(q->be);
-    if (status == EPO_OK)
-        status = parts_done(q, c, gg);
+    epo_status status = parts_done(q, c, gg);
     if (status == EPO_OK)
         status = gpu_workspace_hold(q, epo_gg_chain_workspace(gg));
     gg->workspace = q->workspace;
@@ -256,24 +293,71 @@ static epo_status chain_begin(epo_queue *q, const epo_chain *c, epo_gg_chain *gg
     return EPO_OK;
 }
 
-static epo_status chain_run(epo_queue *q, const epo_chain *c, epo_gg_chain *gg, const char *phase) {
+/* Behind all rows, so that this launch waits for nothing.  A peer's exchanges run in
+ * order: the last part's words speak for all. */
+static epo_status last_wait(epo_queue *q, const epo_chain *c, cudaStream_t stream) {
+    epo_status status = EPO_OK;
+    for (int i = c->parts - 1; i > 0 && status == EPO_OK; i--) {
+        const epo_ready *r = c->part[i].ready;
+        if (r != NULL && r->event == NULL)
+            return gpu_flag_hold(q, stream, r);
+    }
+    return status;
+}
+
+/* Beside the first launch, for the SMs that were lent and, where there is no budget, for
+ * those that it gives back. */
+static epo_status chain_join(epo_queue *q, const epo_chain *c, epo_gg_chain *gg,
+                             const char *phase) {
     epo_backend *be = q->be;
     gpu_chain *side = q->chain;
-    const bool lends = c->lent != NULL && be->wait_mode != GPU_WAIT_HOST;
-    const int sms = be->gemm_sms != 0 ? be->gemm_sms : be->sms;
-    gg->first.sms = !lends ? sms : sms > 2 * LENT_BLOCKS ? sms - LENT_BLOCKS : sms / 2;
-    epo_status status = epo_gg_chain_run(gg, q->stream);
-    if (status != EPO_OK || !lends)
-        return status;
+    gg->first.sms = be->gemm_sms != 0 ? LENT_BLOCKS : be->sms;
     GPU_TRY(be, phase, cudaStreamWaitEvent(side->stream, side->prepared, 0));
     GPU_TRY(be, phase, cudaStreamWaitEvent(side->stream, c->lent->cuda, 0));
-    gg->first.sms = LENT_BLOCKS;
-    status = epo_gg_chain_run(gg, side->stream);
+    epo_status status = last_wait(q, c, side->stream);
+    if (status == EPO_OK)
+        status = epo_gg_chain_run(gg, side->stream);
     if (status != EPO_OK)
         return status;
     GPU_TRY(be, phase, cudaEventRecord(side->joined, side->stream));
     GPU_TRY(be, phase, cudaStreamWaitEvent(q->stream, side->joined, 0));
     return EPO_OK;
+}
+
+/* Do all exchanges go by SMs of our own and copy engines? */
+static bool no_pairs(const epo_backend *be) { return be->one_sided && be->info.nodes <= 1; }
+
+/* What is left when all rows are here.  NCCL's kernels, which come later, too, want the SMs
+ * that the first launch leaves: there it all comes behind it. */
+static epo_status chain_end(epo_queue *q, const epo_chain *c, epo_gg_chain *gg, const char *phase) {
+    const bool joins = no_pairs(q->be) && c->lent != NULL;
+    const int sms = gg->first.sms;
+    epo_status status = EPO_OK;
+    gg->arrived = 1;
+    if (joins)
+        status = chain_join(q, c, gg, phase);
+    if (status != EPO_OK || (joins && q->be->gemm_sms == 0))
+        return status;
+    gg->first.sms = sms;
+    if (!joins)
+        status = last_wait(q, c, q->stream);
+    return status == EPO_OK ? epo_gg_chain_run(gg, q->stream) : status;
+}
+
+static epo_status chain_run(epo_queue *q, const epo_chain *c, epo_gg_chain *gg, const char *phase) {
+    epo_backend *be = q->be;
+    const int sms = be->gemm_sms != 0 ? be->gemm_sms : be->sms;
+    const int lent = no_pairs(be) ? LENT_BLOCKS : GPU_PAIRS_SMS;
+    const bool waits = be->wait_mode != GPU_WAIT_HOST;
+    const bool lends = waits && (c->lent != NULL || !no_pairs(be));
+    gg->first.sms = !lends ? sms : sms > 2 * lent ? sms - lent : sms / 2;
+    gg->patience_ns = PATIENCE_NS;
+    gg->left = (uint64_t *)(void *)be->words->left_dev;
+    gg->left_value = be->words->last;
+    gg->arrived = !waits;
+    chains_judge(be);
+    epo_status status = epo_gg_chain_run(gg, q->stream);
+    return status == EPO_OK && waits ? chain_end(q, c, gg, phase) : status;
 }
 
 epo_status gpu_chain_op(epo_queue *q, const epo_chain *c, const epo_deps *deps) {

@@ -73,6 +73,11 @@ static void driver_load(void) {
     *(void **)&driver.wait64 = gpu_library_symbol(lib, "cuStreamWaitValue64_v2", &driver_missing);
     *(void **)&driver.write64 = gpu_library_symbol(lib, "cuStreamWriteValue64_v2", &driver_missing);
     *(void **)&driver.batch = gpu_library_symbol(lib, "cuStreamBatchMemOp_v2", &driver_missing);
+    /* From 12.5 on. */
+    *(void **)&driver.kernel_library = dlsym(lib, "cuKernelGetLibrary");
+    *(void **)&driver.library_count = dlsym(lib, "cuLibraryGetKernelCount");
+    *(void **)&driver.library_kernels = dlsym(lib, "cuLibraryEnumerateKernels");
+    *(void **)&driver.kernel_function = dlsym(lib, "cuKernelGetFunction");
     if (driver_missing == NULL && version(&driver.version) != CUDA_SUCCESS)
         driver_missing = "cuDriverGetVersion's answer";
 }

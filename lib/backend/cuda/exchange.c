@@ -418,6 +418,9 @@ static epo_status exchange_part(epo_queue *q, const epo_exchange *x, const epo_d
 epo_status gpu_exchange(epo_queue *q, const epo_exchange *x, const epo_deps *deps) {
     bool stale = q->stale || deps->nwait > 0;
     epo_status status = exchange_check(q, x, deps->name);
+    if (status == EPO_OK && x->gathered > 0 && q->kind == EPO_QUEUE_COMM && q->capture == 0 &&
+        (q->be->pack || !q->be->one_sided || x->way == EPO_WAY_ENGINES))
+        status = gpu_staging_reserve(q, x->gathered);
     if (status != EPO_OK || !gpu_op_begin(q, deps, &status))
         return status;
     if (x->parts <= 1 || (by_kernel(q, x) && few_launches(x))) {

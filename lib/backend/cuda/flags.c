@@ -121,8 +121,8 @@ epo_status gpu_flag_watch(epo_queue *q, const epo_ready *ready, const uint64_t *
 }
 
 /* The stream waits. */
-static epo_status flag_hold(epo_queue *q, cudaStream_t stream, const epo_window *w, unsigned flag,
-                            int first, const epo_ready *ready) {
+static epo_status hold(epo_queue *q, cudaStream_t stream, const epo_window *w, unsigned flag,
+                       int first, const epo_ready *ready) {
     CUstreamBatchMemOpParams ops[FLAG_BATCH];
     epo_status status = EPO_OK;
     for (int i = 0; i < ready->count && status == EPO_OK;) {
@@ -158,7 +158,15 @@ epo_status gpu_flag_wait(epo_queue *q, const epo_ready *ready) {
         return gpu_watch_poll(be, words, ready);
     }
     status = gpu_watch_add(be, words, ready);
-    return status == EPO_OK ? flag_hold(q, q->stream, w, flag, first, ready) : status;
+    return status == EPO_OK ? hold(q, q->stream, w, flag, first, ready) : status;
+}
+
+epo_status gpu_flag_hold(epo_queue *q, cudaStream_t stream, const epo_ready *ready) {
+    epo_window *w = NULL;
+    unsigned flag = 0;
+    int first = 0;
+    epo_status status = flag_of(q, ready, &w, &flag, &first);
+    return status == EPO_OK ? hold(q, stream, w, flag, first, ready) : status;
 }
 
 epo_status gpu_flag_write(epo_queue *q, cudaStream_t stream, const epo_exchange *x, gpu_flag_to to,
@@ -205,16 +213,6 @@ epo_status gpu_flag_write(epo_queue *q, cudaStream_t stream, const epo_exchange 
 epo_status gpu_flag_raise(epo_queue *q, const epo_exchange *x, const char *phase, gpu_raise *out) {
     epo_backend *be = q->be;
     epo_window *w = x->window;
-    if (q->stored == NULL) {
-        void *ptr = NULL;
-        epo_status status = gpu_alloc(be, GPU_PARTS * sizeof *q->stored, &ptr);
-        if (status != EPO_OK)
-            return status;
-        status = gpu_zero_now(be, ptr, GPU_PARTS * sizeof *q->stored);
-        if (status != EPO_OK)
-            return status;
-        q->stored = ptr;
-    }
     const epo_peers peers = epo_peers_of(x->scope, be->rank, be->ranks, be->info.nodes);
     *out = (gpu_raise){.words = (uint64_t *)(void *)w->words_dev + flag_word(w, 0, peers.first, 0),
                        .rank_step = flag_word(w, 0, 1, 0),

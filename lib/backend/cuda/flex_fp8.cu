@@ -10,6 +10,7 @@
 
 #include "backend/cuda/flex_layout.cuh"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/load.h"
 #include "backend/route_flex_step.h"
 
 namespace {
@@ -297,3 +298,5 @@ extern "C" cudaError_t gpu_flex_expand8(cudaStream_t stream, const gpu_flex *f, 
     default: return cudaErrorInvalidValue;
     }
 }
+
+extern "C" const void *gpu_any_flex_fp8(void) { return (const void *)pack_rows<float>; }

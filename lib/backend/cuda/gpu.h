@@ -3,6 +3,7 @@
  * gpu.h - what the files of the CUDA backend share.
  *
  *   driver.c    libcuda: stream memory operations, by name, at run time
+ *   load.c      all kernels before the first is launched
  *   check.c     every failed call becomes a line with call, rank and phase
  *   queue.c     streams, events, waits, the frame around each operation
  *   flags.c     epoch flags in host memory that every rank maps
@@ -97,9 +98,9 @@ struct epo_queue {
     uint64_t record_at; /* interval being recorded; UINT64_MAX: none */
     void *workspace;    /* of grouped GEMMs */
     uint64_t workspace_bytes;
-    uint32_t *stored; /* of gpu_raise; made by the first exchange */
+    uint32_t *stored; /* of gpu_raise */
     gpu_staging *staging;
-    gpu_chain *chain; /* made by the first chain */
+    gpu_chain *chain; /* NULL: none here */
     bool stale;       /* the staging stream must join the queue again */
 };
 
@@ -132,9 +133,10 @@ struct epo_backend {
     int rank, ranks, device, sms;
     double timeout_s, warn_s;
     gpu_wait_mode wait_mode;
-    bool stream_ops; /* the device writes and waits for words by itself */
-    bool one_sided;  /* ranks of a node write each other's memory */
-    bool chains;     /* both products of the experts in one launch where it fits */
+    bool stream_ops;   /* the device writes and waits for words by itself */
+    bool one_sided;    /* ranks of a node write each other's memory */
+    bool chains;       /* both products of the experts in one launch where it fits */
+    bool chains_asked; /* whatever comes of it */
     gpu_gemm_way gemm_way;
     bool grouped;         /* our sm_90 GEMM kernels where they fit */
     int lend_sms;         /* that GEMMs leave to exchanges beside them */
@@ -148,7 +150,7 @@ struct epo_backend {
     bool sums;            /* exchanges sum rows on their way */
     bool shared_device;   /* another rank uses this GPU too */
     bool any_shared;      /* some GPU has several ranks */
-    gpu_words *words;     /* made by the first chain */
+    gpu_words *words;     /* with the first queue that has chains */
     gpu_board *board;     /* by the first buffer for graphs: what its kernels tell */
     gpu_board *board_dev;
     uint32_t *claim;                  /* device: an error is on it */
@@ -204,6 +206,11 @@ typedef struct gpu_driver {
     CUresult (*batch)(CUstream, unsigned, CUstreamBatchMemOpParams *, unsigned);
     CUresult (*name)(CUresult, const char **);
     CUresult (*attribute)(int *, CUdevice_attribute, CUdevice);
+    /* NULL before 12.5. */
+    CUresult (*kernel_library)(CUlibrary *, CUkernel);
+    CUresult (*library_count)(unsigned *, CUlibrary);
+    CUresult (*library_kernels)(CUkernel *, unsigned, CUlibrary);
+    CUresult (*kernel_function)(CUfunction *, CUkernel);
     int version;
 } gpu_driver;
 /* Once per process; NULL with a reason if libcuda.so.1 cannot serve. */
@@ -213,6 +220,9 @@ const gpu_driver *gpu_driver_get(const char **why);
 void *gpu_library_find(const char *stem, const char *const *sonames, char *path, size_t size);
 /* A function of it; *missing, if still NULL, becomes the name of one that it lacks. */
 void *gpu_library_symbol(void *library, const char *name, const char **missing);
+
+/* ---- load.c ---- */
+epo_status gpu_kernels_load(epo_backend *be);
 
 /* ---- meet.c: the ranks on the host side ---- */
 epo_status gpu_world_create(int ranks, epo_world **out);
@@ -268,6 +278,8 @@ epo_status gpu_op_end(epo_queue *q, const epo_deps *deps);
 epo_status gpu_flag_wait(epo_queue *q, const epo_ready *ready);
 /* For a kernel that waits itself: the words as the device sees them, watched as above. */
 epo_status gpu_flag_watch(epo_queue *q, const epo_ready *ready, const uint64_t **words);
+/* `stream` waits for flags that are watched already. */
+epo_status gpu_flag_hold(epo_queue *q, cudaStream_t stream, const epo_ready *ready);
 /* Whose words become the exchange's epoch, in the order of `stream`; of its scope. */
 typedef enum gpu_flag_to {
     GPU_FLAG_ALL,    /* this rank's word at every rank of the scope */
@@ -303,6 +315,7 @@ epo_status gpu_watch_poll(epo_backend *be, volatile uint64_t *words, const epo_r
 /* ---- memory.c ---- */
 epo_status gpu_memory_open(epo_backend *be);
 void gpu_memory_close(epo_backend *be);
+/* For operations of this rank's queues alone; free: when they are through with it. */
 epo_status gpu_alloc(epo_backend *be, uint64_t bytes, void **out);
 void gpu_free(epo_backend *be, void *ptr, uint64_t bytes);
 /* As free, but not before the backend ends: graphs may use it. */
@@ -310,6 +323,9 @@ void gpu_retire(epo_backend *be, void *ptr, uint64_t bytes);
 /* Complete on return, beside all queues. */
 epo_status gpu_write_now(epo_backend *be, void *dst, const void *src, uint64_t bytes);
 epo_status gpu_zero_now(epo_backend *be, void *dst, uint64_t bytes);
+/* That peers can open. */
+epo_status gpu_alloc_shared(epo_backend *be, uint64_t bytes, void **out);
+void gpu_free_shared(epo_backend *be, void *ptr, uint64_t bytes);
 epo_status gpu_read(epo_backend *be, void *dst, const void *src, uint64_t bytes);
 epo_status gpu_write(epo_backend *be, void *dst, const void *src, uint64_t bytes);
 void gpu_memory_count(epo_backend *be, int64_t bytes);
@@ -338,6 +354,10 @@ epo_status gpu_pairs_exchange(epo_queue *q, const epo_exchange *x, const char *c
 epo_status gpu_allreduce(epo_backend *be, float *data, uint64_t count, epo_stream stream);
 
 /* ---- staging.c ---- */
+epo_status gpu_staging_open(epo_queue *q);
+cudaStream_t gpu_staging_stream(const epo_queue *q); /* NULL: none yet */
+/* Room for that many bytes before anything of this pass is under way. */
+epo_status gpu_staging_reserve(epo_queue *q, uint64_t bytes);
 /* The queue's second stream; after what the queue holds now, if `stale`. */
 epo_status gpu_staging_join(epo_queue *q, bool stale, cudaStream_t *out);
 /* Room that the second stream may write. */
@@ -353,6 +373,8 @@ epo_status gpu_staging_settle(epo_queue *q, const char *phase);
 void gpu_staging_free(epo_queue *q);
 
 /* ---- chain.c ---- */
+/* What a chain of this queue needs, made before anything waits for anything. */
+epo_status gpu_chain_open(epo_queue *q);
 bool gpu_chain_covers(epo_backend *be, const epo_chain *c);
 epo_status gpu_chain_op(epo_queue *q, const epo_chain *c, const epo_deps *deps);
 void gpu_chain_free(epo_queue *q);

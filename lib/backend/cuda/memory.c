@@ -5,6 +5,12 @@
  * A write takes its place among the queues' operations: after all that COMPUTE and
  * COMM hold now, before all that any queue gets later.  So lib/moe may fill a
  * block that it had used before while the GPU still works on the earlier use.
+ *
+ * Blocks come from a pool of the driver's that keeps what it has.  Memory by cudaMalloc
+ * is mapped on every peer that this process has opened, and cudaFree waits for the GPU,
+ * both under a lock of the driver's: with ranks as threads, one that asked for memory
+ * while another's GPU waited for its rows held up itself.  Nobody but this GPU reads
+ * blocks; windows, which peers write, are made by cudaMalloc once.
  */
 #include "backend/cuda/gpu.h"
 
@@ -20,6 +26,8 @@ struct gpu_memory_state {
     uint64_t now, peak;
     cudaStream_t copy;
     cudaEvent_t order;
+    cudaMemPool_t pool; /* NULL: the device has none */
+    cudaStream_t get, give;
     char *stage[STAGES]; /* pinned */
     cudaEvent_t free[STAGES];
     int next;
@@ -29,6 +37,40 @@ struct gpu_memory_state {
     } * retired;
     size_t retired_count;
 };
+
+static epo_status pool_open(epo_backend *be) {
+    gpu_memory_state *m = be->memory;
+    int can = 0, zero = 0;
+    uint64_t all = UINT64_MAX;
+    GPU_TRY(be, "memory",
+            cudaDeviceGetAttribute(&can, cudaDevAttrMemoryPoolsSupported, be->device));
+    if (!can)
+        return EPO_OK;
+    struct cudaMemPoolProps props;
+    memset(&props, 0, sizeof props);
+    props.allocType = cudaMemAllocationTypePinned;
+    props.location.type = cudaMemLocationTypeDevice;
+    props.location.id = be->device;
+    GPU_TRY(be, "memory", cudaStreamCreateWithFlags(&m->get, cudaStreamNonBlocking));
+    GPU_TRY(be, "memory", cudaStreamCreateWithFlags(&m->give, cudaStreamNonBlocking));
+    GPU_TRY(be, "memory", cudaMemPoolCreate(&m->pool, &props));
+    GPU_TRY(be, "memory", cudaMemPoolSetAttribute(m->pool, cudaMemPoolAttrReleaseThreshold, &all));
+    /* What is given is what nothing uses any more: `get` never waits. */
+    GPU_TRY(be, "memory",
+            cudaMemPoolSetAttribute(m->pool, cudaMemPoolReuseAllowInternalDependencies, &zero));
+    return EPO_OK;
+}
+
+static void pool_close(gpu_memory_state *m) {
+    if (m->give != NULL) {
+        (void)cudaStreamSynchronize(m->give);
+        (void)cudaStreamDestroy(m->give);
+    }
+    if (m->get != NULL)
+        (void)cudaStreamDestroy(m->get);
+    if (m->pool != NULL)
+        (void)cudaMemPoolDestroy(m->pool);
+}
 
 epo_status gpu_memory_open(epo_backend *be) {
     gpu_memory_state *m = calloc(1, sizeof *m);
@@ -42,7 +84,7 @@ epo_status gpu_memory_open(epo_backend *be) {
         GPU_TRY(be, "memory", cudaHostAlloc((void **)&m->stage[i], STAGE_BYTES, 0));
         GPU_TRY(be, "memory", cudaEventCreateWithFlags(&m->free[i], cudaEventDisableTiming));
     }
-    return EPO_OK;
+    return pool_open(be);
 }
 
 void gpu_memory_close(epo_backend *be) {
@@ -57,6 +99,7 @@ void gpu_memory_close(epo_backend *be) {
             (void)cudaEventDestroy(m->free[i]);
         (void)cudaFreeHost(m->stage[i]);
     }
+    pool_close(m);
     if (m->order != NULL)
         (void)cudaEventDestroy(m->order);
     if (m->copy != NULL)
@@ -82,10 +125,7 @@ void gpu_memory(epo_backend *be, uint64_t *now, uint64_t *peak) {
     pthread_mutex_unlock(&m->lock);
 }
 
-epo_status gpu_alloc(epo_backend *be, uint64_t bytes, void **out) {
-    void *ptr = NULL;
-    GPU_TRY(be, "alloc", cudaSetDevice(be->device));
-    cudaError_t e = cudaMalloc(&ptr, bytes > 0 ? bytes : 1);
+static epo_status alloc_done(epo_backend *be, cudaError_t e, uint64_t bytes, const char *call) {
     if (e == cudaErrorMemoryAllocation) {
         size_t have = 0, total = 0;
         (void)cudaGetLastError();
@@ -95,19 +135,69 @@ epo_status gpu_alloc(epo_backend *be, uint64_t bytes, void **out) {
                         bytes, have, total);
     }
     if (e != cudaSuccess)
-        return gpu_fail(be, "cudaMalloc", "alloc", e);
+        return gpu_fail(be, call, "alloc", e);
     gpu_memory_count(be, (int64_t)bytes);
-    *out = ptr;
     return EPO_OK;
 }
 
-/* cudaFree waits for the device, so nothing still uses the block. */
-void gpu_free(epo_backend *be, void *ptr, uint64_t bytes) {
-    if (ptr == NULL)
-        return;
-    (void)cudaSetDevice(be->device);
-    (void)cudaFree(ptr);
-    gpu_memory_count(be, -(int64_t)bytes);
+/* What lies idle in the pool, when there is no other memory. */
+static void pool_trim(epo_backend *be) {
+    gpu_memory_state *m = be->memory;
+    (void)cudaGetLastError();
+    if (m->pool != NULL && cudaStreamSynchronize(m->give) == cudaSuccess)
+        (void)cudaMemPoolTrimTo(m->pool, 0);
+}
+
+static cudaError_t pool_get(gpu_memory_state *m, void **out, uint64_t bytes) {
+    cudaError_t e = cudaMallocFromPoolAsync(out, bytes, m->pool, m->get);
+    return e == cudaSuccess ? cudaStreamSynchronize(m->get) : e;
+}
+
+epo_status gpu_alloc(epo_backend *be, uint64_t bytes, void **out) {
+    gpu_memory_state *m = be->memory;
+    void *ptr = NULL;
+    GPU_TRY(be, "alloc", cudaSetDevice(be->device));
+    if (m->pool == NULL)
+        return gpu_alloc_shared(be, bytes, out);
+    const uint64_t size = bytes > 0 ? bytes : 1;
+    cudaError_t e = pool_get(m, &ptr, size);
+    if (e == cudaErrorMemoryAllocation) {
+        pool_trim(be);
+        e = pool_get(m, &ptr, size);
+    }
+    epo_status status = alloc_done(be, e, bytes, "cudaMallocFromPoolAsync");
+    if (status == EPO_OK)
+        *out = ptr;
+    return status;
+}
+
+epo_status gpu_alloc_shared(epo_backend *be, uint64_t bytes, void **out) {
+    void *ptr = NULL;
+    GPU_TRY(be, "alloc", cudaSetDevice(be->device));
+    cudaError_t e = cudaMalloc(&ptr, bytes > 0 ? bytes : 1);
+    if (e == cudaErrorMemoryAllocation) {
+        pool_trim(be);
+        e = cudaMalloc(&ptr, bytes > 0 ? bytes : 1);
+    }
+    epo_status status = alloc_done(be, e, bytes, "cudaMalloc");
+    if (status == EPO_OK)
+        *out = ptr;
+    return status;
+}
+
+/* After all that the queues hold now, and the streams beside them that they join late. */
+static cudaError_t give_enter(epo_backend *be) {
+    gpu_memory_state *m = be->memory;
+    cudaError_t e = cudaSuccess;
+    for (int i = 0; i < GPU_QUEUES && e == cudaSuccess; i++) {
+        if (be->queues[i] == NULL)
+            continue;
+        cudaStream_t all[] = {be->queues[i]->stream, gpu_staging_stream(be->queues[i])};
+        for (int k = 0; k < 2 && e == cudaSuccess; k++)
+            if (all[k] != NULL && (e = cudaEventRecord(m->order, all[k])) == cudaSuccess)
+                e = cudaStreamWaitEvent(m->give, m->order, 0);
+    }
+    return e;
 }
 
 /* Without room to note it, it stays the process's. */
@@ -120,6 +210,42 @@ void gpu_retire(epo_backend *be, void *ptr, uint64_t bytes) {
     m->retired = more;
     m->retired[m->retired_count].ptr = ptr;
     m->retired[m->retired_count++].bytes = bytes;
+}
+
+/* A graph being made may use the block, and its streams cannot be waited for. */
+static bool captures(const epo_backend *be) {
+    for (int i = 0; i < GPU_QUEUES; i++)
+        if (be->queues[i] != NULL && be->queues[i]->capture != 0)
+            return true;
+    return false;
+}
+
+void gpu_free(epo_backend *be, void *ptr, uint64_t bytes) {
+    gpu_memory_state *m = be->memory;
+    if (ptr == NULL)
+        return;
+    if (m->pool == NULL) {
+        gpu_free_shared(be, ptr, bytes);
+        return;
+    }
+    if (captures(be)) {
+        gpu_retire(be, ptr, bytes);
+        return;
+    }
+    (void)cudaSetDevice(be->device);
+    if (give_enter(be) != cudaSuccess)
+        (void)cudaDeviceSynchronize();
+    (void)cudaFreeAsync(ptr, m->give);
+    gpu_memory_count(be, -(int64_t)bytes);
+}
+
+/* cudaFree waits for the device, so nothing still uses the block. */
+void gpu_free_shared(epo_backend *be, void *ptr, uint64_t bytes) {
+    if (ptr == NULL)
+        return;
+    (void)cudaSetDevice(be->device);
+    (void)cudaFree(ptr);
+    gpu_memory_count(be, -(int64_t)bytes);
 }
 
 epo_status gpu_write_now(epo_backend *be, void *dst, const void *src, uint64_t bytes) {

@@ -8,6 +8,9 @@
 #include <stdlib.h>
 #include <time.h>
 
+/* Of the grouped GEMMs' tables and counters: few shapes need more (half is kept). */
+#define WORKSPACE (UINT64_C(256) << 10)
+
 static int queue_priority(epo_queue_kind kind) {
     int least = 0, greatest = 0; /* greatest is the smaller number */
     if (cudaDeviceGetStreamPriorityRange(&least, &greatest) != cudaSuccess)
@@ -17,6 +20,29 @@ static int queue_priority(epo_queue_kind kind) {
     case EPO_QUEUE_FILL: return least;
     default: return greatest < least - 1 ? least - 1 : least; /* between the two */
     }
+}
+
+/* What operations of the queue need beside their operands.  Made here and not by the first
+ * that wants it: memory that is asked for while a peer's GPU waits for this one may have to
+ * be mapped there, which waits for that GPU. */
+static epo_status queue_supply(epo_queue *q) {
+    epo_backend *be = q->be;
+    epo_status status = EPO_OK;
+    if (q->kind != EPO_QUEUE_FILL) {
+        void *ptr = NULL;
+        status = gpu_alloc(be, GPU_PARTS * sizeof *q->stored, &ptr);
+        if (status != EPO_OK)
+            return status;
+        q->stored = ptr;
+        GPU_TRY(be, "queue", cudaMemset(ptr, 0, GPU_PARTS * sizeof *q->stored));
+    }
+    if (q->kind != EPO_QUEUE_COMM)
+        status = gpu_workspace_hold(q, WORKSPACE);
+    if (status == EPO_OK && q->kind == EPO_QUEUE_COMPUTE)
+        status = gpu_chain_open(q);
+    if (status == EPO_OK && q->kind == EPO_QUEUE_COMM)
+        status = gpu_staging_open(q);
+    return status;
 }
 
 epo_status gpu_queue_create(epo_backend *be, epo_queue_kind kind, epo_queue **out) {
@@ -45,6 +71,11 @@ epo_status gpu_queue_create(epo_backend *be, epo_queue_kind kind, epo_queue **ou
         return gpu_fail(be, "cudaStreamCreateWithPriority or cudaEventCreateWithFlags", "queue", e);
     }
     be->queues[slot] = q;
+    epo_status status = queue_supply(q);
+    if (status != EPO_OK) {
+        gpu_queue_destroy(be, q);
+        return status;
+    }
     *out = q;
     return EPO_OK;
 }

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "backend/cuda/routes.h"
+#include "backend/cuda/load.h"
 
 namespace {
 
@@ -306,3 +307,5 @@ extern "C" cudaError_t gpu_kernel_route_pad(cudaStream_t stream, const uint64_t 
                                                                      index);
     return cudaGetLastError();
 }
+
+extern "C" const void *gpu_any_routes(void) { return (const void *)prefix_blocks; }

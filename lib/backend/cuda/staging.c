@@ -32,7 +32,9 @@ struct gpu_staging {
     bool ahead; /* own rows are on their way here that the queue has not waited for */
 };
 
-static epo_status staging_open(epo_queue *q) {
+epo_status gpu_staging_open(epo_queue *q) {
+    if (q->staging != NULL)
+        return EPO_OK;
     gpu_staging *s = calloc(1, sizeof *s);
     if (s == NULL)
         return epo_fail(EPO_E_NOMEM, "rank %d: no memory for staging", q->be->rank);
@@ -46,6 +48,10 @@ static epo_status staging_open(epo_queue *q) {
         GPU_TRY(q->be, "staging",
                 cudaEventCreateWithFlags(&s->region[i].copied, cudaEventDisableTiming));
     return EPO_OK;
+}
+
+cudaStream_t gpu_staging_stream(const epo_queue *q) {
+    return q->staging != NULL ? q->staging->stream : NULL;
 }
 
 void gpu_staging_free(epo_queue *q) {
@@ -69,7 +75,7 @@ void gpu_staging_free(epo_queue *q) {
 }
 
 epo_status gpu_staging_join(epo_queue *q, bool stale, cudaStream_t *out) {
-    epo_status status = q->staging == NULL ? staging_open(q) : EPO_OK;
+    epo_status status = gpu_staging_open(q);
     if (status != EPO_OK)
         return status;
     gpu_staging *s = q->staging;
@@ -100,6 +106,11 @@ static epo_status staging_grow(epo_queue *q, uint64_t bytes) {
     s->base = ptr;
     s->size = size;
     return EPO_OK;
+}
+
+epo_status gpu_staging_reserve(epo_queue *q, uint64_t bytes) {
+    epo_status status = gpu_staging_open(q);
+    return status == EPO_OK && 2 * bytes > q->staging->size ? staging_grow(q, bytes) : status;
 }
 
 /* Is [at, at + bytes) still being copied from by an exchange of this pass? */

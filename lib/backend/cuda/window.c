@@ -120,7 +120,7 @@ epo_status gpu_window_reach(epo_backend *be, bool *all, char *why, size_t size) 
     if (wish != NULL && strcmp(wish, "0") == 0)
         mine = epo_fail(EPO_E_UNSUPPORTED, "EP_OVERLAP_CUDA_PEER=0");
     else
-        mine = gpu_alloc(be, 4096, &probe);
+        mine = gpu_alloc_shared(be, 4096, &probe);
     epo_status status = peers_open(be, mine, probe, peer, opened);
     if (status == EPO_E_TIMEOUT)
         goto out;
@@ -133,7 +133,7 @@ out:
     peers_close(be, peer, opened);
     if (status == EPO_OK)
         status = gpu_meet_barrier(be->meet); /* before the memory goes */
-    gpu_free(be, probe, 4096);
+    gpu_free_shared(be, probe, 4096);
     return status;
 }
 
@@ -186,7 +186,7 @@ epo_status gpu_window_create(epo_backend *be, uint64_t bytes, epo_window **out) 
     void *base = NULL;
     const uint64_t size = (bytes + GPU_WINDOW_PAGE - 1) / GPU_WINDOW_PAGE * GPU_WINDOW_PAGE;
     if (status == EPO_OK)
-        status = gpu_alloc(be, size, &base);
+        status = gpu_alloc_shared(be, size, &base);
     if (status == EPO_OK) {
         w->base = base;
         w->bytes = size;
@@ -251,7 +251,7 @@ void gpu_window_destroy(epo_backend *be, epo_window *w) {
         if (gpu_meet_barrier(be->meet) == EPO_OK)
             gpu_meet_unshare(be->meet, (void *)w->key, w->shared_bytes);
     }
-    gpu_free(be, w->base, w->bytes);
+    gpu_free_shared(be, w->base, w->bytes);
     free(w->opened);
     free(w->peer);
     free(w);

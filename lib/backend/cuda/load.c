@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * load.c - all kernels on the device before any work waits there.
+ *
+ * By default CUDA loads a kernel when it is launched first.  That takes a lock of the
+ * whole process and waits for the device; with ranks as threads, one rank's GPU waited for
+ * rows that another rank could not send for the lock.  The kernels of a file are found by
+ * any of them, so that none is forgotten.  Drivers before 12.5 cannot tell them: there
+ * CUDA_MODULE_LOADING=EAGER does it.
+ */
+#include "backend/cuda/load.h"
+#include "backend/cuda/gemm/gg_kernels.h"
+#include "backend/cuda/gpu.h"
+
+#include <stdlib.h>
+
+/* A kernel that this device has no code for stays out: nothing launches it here. */
+static epo_status file_load(epo_backend *be, const gpu_driver *d, const void *any) {
+    cudaKernel_t kernel;
+    CUlibrary file;
+    CUfunction loaded;
+    unsigned count = 0;
+    if (any == NULL || cudaGetKernel(&kernel, any) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return EPO_OK;
+    }
+    CUresult r = d->kernel_library(&file, (CUkernel)kernel);
+    if (r == CUDA_SUCCESS)
+        r = d->library_count(&count, file);
+    if (r != CUDA_SUCCESS)
+        return gpu_fail_driver(be, "cuKernelGetLibrary or cuLibraryGetKernelCount", "load", r);
+    CUkernel *all = calloc((size_t)count + 1, sizeof *all);
+    if (all == NULL)
+        return epo_fail(EPO_E_NOMEM, "rank %d: no memory for %u kernels", be->rank, count);
+    r = d->library_kernels(all, count, file);
+    for (unsigned i = 0; r == CUDA_SUCCESS && i < count; i++)
+        (void)d->kernel_function(&loaded, all[i]);
+    free(all);
+    return r == CUDA_SUCCESS ? EPO_OK : gpu_fail_driver(be, "cuLibraryEnumerateKernels", "load", r);
+}
+
+epo_status gpu_kernels_load(epo_backend *be) {
+    const gpu_driver *d = gpu_driver_get(NULL);
+    const void *any[] = {
+        gpu_any_kernels(),
+        gpu_any_routes(),
+        gpu_any_flex_plan(),
+        gpu_any_flex_segments(),
+        gpu_any_flex_fp8(),
+        gg_prepare_kernel(),
+        gg_sm90_kernel_bf16(EPO_GG_WGRAD, EPO_GG_PLAIN, 256).function,
+        gg_sm90_kernel_f16(EPO_GG_WGRAD, EPO_GG_PLAIN, 256).function,
+        gg_sm90_chain_bf16(0, 256).function,
+        gg_sm90_chain_f16(0, 256).function,
+        gg_portable_kernel(EPO_GG_WGRAD, EPO_GG_PLAIN, EPO_BF16).function,
+    };
+    epo_status status = EPO_OK;
+    if (d->kernel_library == NULL || d->library_count == NULL || d->library_kernels == NULL ||
+        d->kernel_function == NULL)
+        return EPO_OK;
+    for (size_t i = 0; i < sizeof any / sizeof *any && status == EPO_OK; i++)
+        status = file_load(be, d, any[i]);
+    return status;
+}
