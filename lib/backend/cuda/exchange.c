@@ -149,7 +149,7 @@ static cudaError_t copies_batch(epo_queue *q, copies *c) {
 
 static epo_status copies_run(epo_queue *q, copies *c, const char *phase) {
     epo_backend *be = q->be;
-    if (c->count > 0 && be->batch_copies && q->capture == 0) { /* graphs have no such node */
+    if (c->count > 1 && be->batch_copies && q->capture == 0) { /* graphs have no such node */
         cudaError_t e = copies_batch(q, c);
         if (e == cudaSuccess)
             return EPO_OK;

@@ -566,6 +566,9 @@ extern "C" cudaError_t gpu_kernel_segments(cudaStream_t stream, int blocks,
         return cudaErrorInvalidValue;
     if (count <= GPU_SEGMENTS_FEW)
         return segments_launch<GPU_SEGMENTS_FEW>(stream, blocks, segments, count, row_bytes, raise);
+    if (count <= GPU_SEGMENTS_SOME)
+        return segments_launch<GPU_SEGMENTS_SOME>(stream, blocks, segments, count, row_bytes,
+                                                  raise);
     cudaError_t error = cudaSuccess;
     for (int first = 0; first < count && error == cudaSuccess; first += GPU_SEGMENTS) {
         const int more = count - first < GPU_SEGMENTS ? count - first : GPU_SEGMENTS;

@@ -15,8 +15,9 @@ extern "C" {
 #endif
 
 /* Per launch; the few with their rows stay below 4 KiB of arguments, the many below the
- * 32 KiB that a launch can have. */
+ * 32 KiB that a launch can have.  What a launch carries costs the CPU time. */
 #define GPU_SEGMENTS_FEW 96
+#define GPU_SEGMENTS_SOME 192
 #define GPU_SEGMENTS 640
 
 /* Rows of one piece: dst[i] = src[index ? index[i] : i]. */

@@ -5,6 +5,7 @@
  */
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
 
@@ -268,8 +269,15 @@ typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, vo
                               const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
                               CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
+/* Asked for by every call: looked for once. */
+static _Atomic(encode_fn) known_encode;
+
 static encode_fn find_encode(void) {
+    encode_fn known = atomic_load_explicit(&known_encode, memory_order_acquire);
     void *fn = NULL;
+    if (known != NULL) {
+        return known;
+    }
     enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
 #if CUDART_VERSION >= 12050
     cudaError_t err = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &fn, 12000,
@@ -278,7 +286,11 @@ static encode_fn find_encode(void) {
     cudaError_t err =
         cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &fn, cudaEnableDefault, &found);
 #endif
-    return err == cudaSuccess && found == cudaDriverEntryPointSuccess ? (encode_fn)fn : NULL;
+    if (err != cudaSuccess || found != cudaDriverEntryPointSuccess) {
+        return NULL;
+    }
+    atomic_store_explicit(&known_encode, (encode_fn)fn, memory_order_release);
+    return (encode_fn)fn;
 }
 
 /* [z][y][x], read or written in boxes of box_y lines of 128 bytes. */
