@@ -130,6 +130,7 @@ typedef struct epo_backend_info {
     bool parts;           /* exchange takes several parts */
     bool own_rows;        /* gather and reduce read `own`, and route_send numbers own rows */
     bool sums;            /* exchange sums rows on their way, where rows are 16-byte units */
+    bool early_sums;      /* a pass's last reduce pays in two, by ranges */
     uint32_t ways;        /* bit 1 << epo_way for each that exchange has; 0: it has one */
     uint64_t window_page; /* a window's bytes are rounded up to it; 0: they are not */
     uint32_t types;       /* bit 1 << epo_dtype for each type served; 0: fp32 and bf16 */

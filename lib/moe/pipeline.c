@@ -541,8 +541,8 @@ static void sum_early(moe_pass *p, epo_rows_reduce *rest) {
     const int chunk = p->chunks - 2;
     epo_rows_reduce some = *rest;
     epo_deps deps = moe_deps("unpermute", EPO_INTERVAL_LOCAL, chunk);
-    if (p->chunks < 2 || !p->tail || p->beside || p->plan->back != NULL ||
-        !(p->chained || g->odd == NULL) || !last_ranges(p, &some))
+    if (!g->ops->info(g->be)->early_sums || p->chunks < 2 || !p->tail || p->beside ||
+        p->plan->back != NULL || !(p->chained || g->odd == NULL) || !last_ranges(p, &some))
         return;
     moe_deps_wait(&deps, moe_buffer_flag(p->buffer, moe_pass_arrive(p, slot, chunk), slot->use,
                                          "combine chunk", chunk));
