@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * load.c - all kernels on the device before any work waits there.
+ * load.c - all kernels on the device before any work waits there, where ranks are threads.
  *
  * By default CUDA loads a kernel when it is launched first.  That takes a lock of the
  * whole process and waits for the device; with ranks as threads, one rank's GPU waited for
@@ -55,8 +55,8 @@ epo_status gpu_kernels_load(epo_backend *be) {
         gg_portable_kernel(EPO_GG_WGRAD, EPO_GG_PLAIN, EPO_BF16).function,
     };
     epo_status status = EPO_OK;
-    if (d->kernel_library == NULL || d->library_count == NULL || d->library_kernels == NULL ||
-        d->kernel_function == NULL)
+    if (!gpu_meet_threads(be->meet) || d->kernel_library == NULL || d->library_count == NULL ||
+        d->library_kernels == NULL || d->kernel_function == NULL)
         return EPO_OK;
     for (size_t i = 0; i < sizeof any / sizeof *any && status == EPO_OK; i++)
         status = file_load(be, d, any[i]);
