@@ -375,6 +375,11 @@ static epo_status op_zero(epo_queue *q, void *ptr, uint64_t bytes, const epo_dep
     return gpu_op_end(q, deps);
 }
 
+static void backend_turn(epo_backend *be, const epo_turn *turn, bool refused) {
+    /* A graph that is replayed makes no calls: ranks may count differently then. */
+    gpu_meet_turn(be->meet, be->board != NULL ? NULL : turn, refused);
+}
+
 static const epo_backend_ops ops = {
     .size = sizeof(epo_backend_ops),
     .name = "cuda",
@@ -435,6 +440,7 @@ static const epo_backend_ops ops = {
     .record_stop = gpu_record_stop,
     .memory = gpu_memory,
     .abort = gpu_break,
+    .turn = backend_turn,
 };
 
 const epo_backend_ops *epo_backend_get(void) { return &ops; }

@@ -235,6 +235,15 @@ int gpu_meet_ranks(const gpu_meet *meet);
 bool gpu_meet_threads(const gpu_meet *meet);
 /* Machines that the ranks were found on; 0: one, or not known. */
 int gpu_meet_nodes(const gpu_meet *meet);
+#define GPU_LOOK_S 0.05 /* peers' lives are looked at this often */
+/* From a thread that lives as long as the group: others see how this process ends. */
+void gpu_meet_watch(gpu_meet *meet, bool begin);
+/* Has that rank ended, or left?  "rank 1 (pid 71 on n2) ended without ..." in `text`. */
+bool gpu_meet_lost(const gpu_meet *meet, int rank, char *text, size_t size);
+/* This rank's next collective call; NULL: they are not compared any more.  And did a peer
+ * make another one in its place? */
+void gpu_meet_turn(gpu_meet *meet, const epo_turn *turn, bool refused);
+bool gpu_meet_differs(const gpu_meet *meet, char *text, size_t size);
 epo_status gpu_meet_barrier(gpu_meet *meet);
 epo_status gpu_meet_allgather(gpu_meet *meet, const void *mine, size_t bytes, void *all);
 /* Zeroed memory that all ranks see. */

@@ -65,6 +65,7 @@ struct gpu_meet {
     int nodes, lead;      /* 0: not known; who makes what a node shares */
     uint64_t room_bytes;
     uint64_t barriers, gathers;
+    _Atomic bool apart; /* calls are not compared */
 };
 
 static uint64_t room_bytes(int ranks) {
@@ -194,9 +195,10 @@ static epo_status shm_join(const gpu_meet *m, uint64_t bytes, const char *name, 
     return EPO_OK;
 }
 
-/* What rank 0 tells the others, and each rank's success. */
+/* Each rank's success; of who makes what a node shares, where it is. */
 typedef struct meet_card {
     char name[MEET_NAME];
+    void *address;
     int ok;
 } meet_card;
 
@@ -368,39 +370,95 @@ int gpu_meet_waits_end(gpu_meet *m, int rank) {
     return rank;
 }
 
+void gpu_meet_watch(gpu_meet *m, bool begin) {
+    if (m->meeting != NULL && begin)
+        epo_meeting_enter(m->meeting);
+    else if (m->meeting != NULL)
+        epo_meeting_leave(m->meeting);
+}
+
+bool gpu_meet_lost(const gpu_meet *m, int rank, char *text, size_t size) {
+    return m->meeting != NULL && rank != m->rank && epo_meeting_lost(m->meeting, rank, text, size);
+}
+
+void gpu_meet_turn(gpu_meet *m, const epo_turn *turn, bool refused) {
+    if (turn == NULL)
+        atomic_store(&m->apart, true);
+    else if (m->meeting != NULL)
+        epo_meeting_turn(m->meeting, turn, refused);
+}
+
+bool gpu_meet_differs(const gpu_meet *m, char *text, size_t size) {
+    for (int r = 0; m->meeting != NULL && !atomic_load(&m->apart) && r < m->ranks; r++)
+        if (epo_meeting_differs(m->meeting, r, text, size))
+            return true;
+    return false;
+}
+
+static bool has_come(const gpu_meet *m, int rank) {
+    return atomic_load(&m->room->arrived[rank]) >= m->barriers;
+}
+
 static epo_status meet_missing(gpu_meet *m, double age) {
     char who[256] = "";
     size_t used = 0;
     for (int r = 0; r < m->ranks; r++)
-        if (atomic_load(&m->room->arrived[r]) < m->barriers && used + 16 < sizeof who)
+        if (!has_come(m, r) && used + 16 < sizeof who)
             used += (size_t)snprintf(who + used, sizeof who - used, "%s%d", used ? ", " : "", r);
     return epo_fail(EPO_E_TIMEOUT, "rank %d: barrier: rank %s did not come within %.0f s", m->rank,
                     who, age);
 }
 
+/* A failure that a peer announced, a peer that is gone, the limit. */
+static epo_status barrier_look(gpu_meet *m, double age) {
+    char text[MEET_TEXT];
+    epo_status status = gpu_meet_failed(m, text, sizeof text);
+    for (int r = 0; r < m->ranks && status == EPO_OK; r++) {
+        char who[200];
+        if (has_come(m, r) || !gpu_meet_lost(m, r, who, sizeof who) || has_come(m, r))
+            continue;
+        snprintf(text, sizeof text, "%s; rank %d waited for it in a barrier", who, m->rank);
+        gpu_meet_abort(m, EPO_E_PEER, text);
+        status = gpu_meet_failed(m, text, sizeof text); /* what it said before it went */
+    }
+    if (status == EPO_OK && gpu_meet_differs(m, text, sizeof text)) {
+        gpu_meet_abort(m, EPO_E_PEER, text);
+        status = EPO_E_PEER;
+    }
+    if (status != EPO_OK)
+        return epo_fail(status, "%s", text);
+    if (age <= m->timeout_s)
+        return EPO_OK;
+    status = meet_missing(m, m->timeout_s);
+    gpu_meet_abort(m, status, epo_fail_text());
+    return status;
+}
+
 epo_status gpu_meet_barrier(gpu_meet *m) {
     const double start = gpu_now();
-    char text[MEET_TEXT];
+    double looked = start;
     if (m->far != NULL) {
+        char text[MEET_TEXT];
         epo_status failed = gpu_meet_failed(m, text, sizeof text);
         return failed != EPO_OK ? epo_fail(failed, "%s", text)
                                 : epo_far_allgather(m->far, NULL, 0, NULL);
     }
     atomic_store(&m->room->arrived[m->rank], ++m->barriers);
     for (int r = 0, spins = 0; r < m->ranks; spins++) {
-        if (atomic_load(&m->room->arrived[r]) >= m->barriers) {
+        if (has_come(m, r)) {
             r++;
             continue;
         }
-        epo_status status = gpu_meet_failed(m, text, sizeof text);
+        if (spins <= 1000)
+            continue;
+        const struct timespec nap = {0, 20000};
+        nanosleep(&nap, NULL);
+        if (gpu_now() - looked < GPU_LOOK_S)
+            continue;
+        looked = gpu_now();
+        epo_status status = barrier_look(m, looked - start);
         if (status != EPO_OK)
-            return epo_fail(status, "%s", text);
-        if (gpu_now() - start > m->timeout_s)
-            return meet_missing(m, m->timeout_s);
-        if (spins > 1000) {
-            const struct timespec nap = {0, 20000};
-            nanosleep(&nap, NULL);
-        }
+            return status;
     }
     return EPO_OK;
 }
@@ -423,43 +481,59 @@ epo_status gpu_meet_allgather(gpu_meet *m, const void *mine, size_t bytes, void 
     return status;
 }
 
+/* Of a meeting it has no name; of several machines it has one while they take it. */
+static epo_status shared_make(gpu_meet *m, uint64_t bytes, uint64_t number, char *name,
+                              void **out) {
+    if (m->meeting != NULL)
+        return epo_meeting_give(m->meeting, bytes, number, out);
+    if (m->far != NULL)
+        return shm_make(m, bytes, name, out);
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return epo_fail(EPO_E_NOMEM, "rank 0: memory for flags: need %" PRIu64 " bytes: %s", bytes,
+                        strerror(errno));
+    *out = p;
+    return EPO_OK;
+}
+
+/* Everybody's verdict; this rank's own error has the better text. */
+static epo_status shared_agree(gpu_meet *m, epo_status mine, meet_card *card, meet_card *all) {
+    char text[EPO_ERROR_MAX];
+    snprintf(text, sizeof text, "%s", epo_fail_text());
+    card->ok = mine == EPO_OK;
+    epo_status status = gpu_meet_allgather(m, card, sizeof *card, all);
+    if (status == EPO_OK && mine != EPO_OK)
+        return epo_fail(mine, "%s", text);
+    for (int r = 0; r < m->ranks && status == EPO_OK; r++)
+        if (!all[r].ok)
+            status = epo_fail(EPO_E_PEER, "rank %d has no memory to share", r);
+    return status;
+}
+
 epo_status gpu_meet_shared(gpu_meet *m, uint64_t bytes, void **out) {
-    struct {
-        meet_card card;
-        void *address;
-    } mine = {{"", 1}, NULL}, all[MEET_RANKS];
+    const uint64_t number = m->gathers; /* the same on all ranks */
+    const bool makes = m->rank == m->lead;
+    meet_card card = {"", NULL, 1}, all[MEET_RANKS];
     epo_status status = EPO_OK;
-    void *p = NULL;
-    if (m->rank == 0 && m->threads) {
-        p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-        if (p == MAP_FAILED)
-            status = epo_fail(EPO_E_NOMEM, "rank 0: memory for flags: %s", strerror(errno));
-    } else if (m->rank == m->lead) {
-        status = shm_make(m, bytes, mine.card.name, &p);
+    if (makes)
+        status = shared_make(m, bytes, number, card.name, &card.address);
+    void *p = card.address;
+    status = shared_agree(m, status, &card, all);
+    if (status == EPO_OK) {
+        if (m->threads)
+            p = all[0].address;
+        else if (!makes && m->meeting != NULL)
+            status = epo_meeting_take(m->meeting, bytes, number, &p);
+        else if (!makes)
+            status = shm_join(m, bytes, all[m->lead].name, &p);
+        status = shared_agree(m, status, &card, all);
     }
-    mine.card.ok = status == EPO_OK;
-    mine.address = p;
-    epo_status met = gpu_meet_allgather(m, &mine, sizeof mine, all);
-    for (int r = 0; r < m->ranks && met == EPO_OK; r++)
-        if (!all[r].card.ok)
-            met = m->rank == r ? status : epo_fail(EPO_E_PEER, "rank %d has no memory to share", r);
-    if (met != EPO_OK)
-        return met;
-    if (m->threads)
-        p = all[0].address;
-    else if (m->rank != m->lead)
-        status = shm_join(m, bytes, all[m->lead].card.name, &p);
-    mine.card.ok = status == EPO_OK;
-    met = gpu_meet_allgather(m, &mine, sizeof mine, all);
-    if (m->rank == m->lead && mine.card.name[0] != '\0')
-        shm_unlink(mine.card.name);
-    for (int r = 0; r < m->ranks && met == EPO_OK && status == EPO_OK; r++)
-        if (!all[r].card.ok)
-            status = epo_fail(EPO_E_PEER, "rank %d could not map the window's flags", r);
-    if (met != EPO_OK || status != EPO_OK) {
-        if (p != NULL && !m->threads)
+    if (card.name[0] != '\0')
+        shm_unlink(card.name);
+    if (status != EPO_OK) {
+        if (p != NULL && (!m->threads || makes))
             munmap(p, bytes);
-        return met != EPO_OK ? met : status;
+        return status;
     }
     *out = p;
     return EPO_OK;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * watch.c - every wait has a limit.  Pending waits are listed here; a thread looks
- * at their flags, warns once, and on expiry names the missing ranks, breaks the
- * backend and releases all waits by a poison epoch.
+ * at their flags, warns once, and on expiry, or when a rank that is waited for has ended,
+ * names the missing ranks, breaks the backend and releases all waits by a poison epoch.
  */
 #include "backend/cuda/gpu.h"
 
@@ -26,6 +26,7 @@ struct gpu_watch {
     pthread_mutex_t lock;
     pthread_cond_t wake;
     bool stop, poisoned;
+    double looked; /* at the peers' lives */
     watch_entry *entry;
     size_t count, capacity;
 };
@@ -49,16 +50,22 @@ static bool entry_done(const watch_entry *e) {
     return true;
 }
 
-/* "rank 2: dispatch chunk 1: no word from rank 0, 3 (2 of 4) after 5 s" */
+/* "dispatch chunk 1" */
+static void entry_what(const watch_entry *e, char *text, size_t size) {
+    if (e->ready.chunk < 0)
+        snprintf(text, size, "%s", e->ready.what);
+    else
+        snprintf(text, size, "%s%s %d", e->ready.what,
+                 strstr(e->ready.what, "chunk") == NULL ? " chunk" : "", e->ready.chunk);
+}
+
+/* "rank 2: dispatch chunk 1: nothing from rank 0, 3 (2 of 4 missing) after 5 s" */
 static void entry_describe(const epo_backend *be, const watch_entry *e, double age, char *text,
                            size_t size) {
-    char chunk[24] = "", who[256] = "";
+    char what[64], who[256] = "";
     size_t used = 0;
     int missing = 0, late = -1;
-    if (e->ready.chunk >= 0 && strstr(e->ready.what, "chunk") == NULL)
-        snprintf(chunk, sizeof chunk, " chunk %d", e->ready.chunk);
-    else if (e->ready.chunk >= 0)
-        snprintf(chunk, sizeof chunk, " %d", e->ready.chunk);
+    entry_what(e, what, sizeof what);
     for (int i = 0; i < e->ready.count; i++) {
         const int rank = epo_ready_writer(&e->ready, i);
         if (e->words != NULL ? word_load(e->words + i) >= e->ready.epoch : rank == be->rank)
@@ -74,12 +81,27 @@ static void entry_describe(const epo_backend *be, const watch_entry *e, double a
     if (end != late)
         snprintf(behind, sizeof behind, ", behind whom all wait for rank %d", end);
     if (e->words == NULL)
-        snprintf(text, size, "rank %d: %s%s: not complete after %.0f s; its %s rank %s%s", be->rank,
-                 e->ready.what, chunk, age, missing > 1 ? "peers are" : "peer is", who, behind);
+        snprintf(text, size, "rank %d: %s: not complete after %.0f s; its %s rank %s%s", be->rank,
+                 what, age, missing > 1 ? "peers are" : "peer is", who, behind);
     else
-        snprintf(text, size,
-                 "rank %d: %s%s: nothing from rank %s (%d of %d missing) after %.0f s%s", be->rank,
-                 e->ready.what, chunk, who, missing, e->ready.count, age, behind);
+        snprintf(text, size, "rank %d: %s: nothing from rank %s (%d of %d missing) after %.0f s%s",
+                 be->rank, what, who, missing, e->ready.count, age, behind);
+}
+
+/* Is a rank gone that is waited for? */
+static bool entry_lost(const epo_backend *be, const watch_entry *e, char *text, size_t size) {
+    char who[200], what[64];
+    for (int i = 0; i < e->ready.count; i++) {
+        if (e->words != NULL && word_load(e->words + i) >= e->ready.epoch)
+            continue;
+        if (!gpu_meet_lost(be->meet, epo_ready_writer(&e->ready, i), who, sizeof who) ||
+            entry_done(e) || (e->words != NULL && word_load(e->words + i) >= e->ready.epoch))
+            continue;
+        entry_what(e, what, sizeof what);
+        snprintf(text, size, "%s; rank %d waited for it in %s", who, be->rank, what);
+        return true;
+    }
+    return false;
 }
 
 static void watch_poison(epo_backend *be) {
@@ -109,12 +131,27 @@ static void watch_tell(epo_backend *be, const watch_entry *oldest) {
     gpu_meet_waits(be->meet, whom == be->rank ? -1 : whom);
 }
 
-/* Removes what is done; true if one has expired, its line in `text`. */
-static bool watch_scan(epo_backend *be, char *text, size_t size) {
+static void entry_warn(const epo_backend *be, watch_entry *e, double age) {
+    char text[512];
+    if (e->warned || age <= be->warn_s)
+        return;
+    e->warned = true;
+    entry_describe(be, e, age, text, sizeof text);
+    fprintf(stderr, "ep-overlap: %s, still waiting\n", text);
+}
+
+/* Removes what is done; an error if a wait has expired, is for a rank that is gone, or a
+ * peer is in another call; its line in `text`. */
+static epo_status watch_scan(epo_backend *be, char *text, size_t size) {
     gpu_watch *w = be->watch;
     const double now = gpu_now();
+    const bool look = !w->poisoned && now - w->looked > GPU_LOOK_S;
     const watch_entry *oldest = NULL; /* of those that expired: the others wait because of it */
     const watch_entry *first = NULL;  /* of all */
+    const watch_entry *lost = NULL;
+    bool waits = false;
+    if (look)
+        w->looked = now;
     for (size_t i = 0; i < w->count;) {
         watch_entry *e = &w->entry[i];
         if (entry_done(e)) {
@@ -124,19 +161,29 @@ static bool watch_scan(epo_backend *be, char *text, size_t size) {
         const double age = now - e->since;
         if (first == NULL || e->since < first->since)
             first = e;
+        if (look && age > GPU_LOOK_S && (lost == NULL || e->since < lost->since) &&
+            entry_lost(be, e, text, size))
+            lost = e; /* the earliest wait tells the phase */
+        waits = waits || age > GPU_LOOK_S;
         if (!w->poisoned && age > be->timeout_s && (oldest == NULL || e->since < oldest->since))
             oldest = e;
-        if (!e->warned && age > be->warn_s) {
-            e->warned = true;
-            entry_describe(be, e, age, text, size);
-            fprintf(stderr, "ep-overlap: %s, still waiting\n", text);
-        }
+        entry_warn(be, e, age);
         i++;
     }
     watch_tell(be, first);
+    if (lost != NULL || (look && waits && gpu_meet_differs(be->meet, text, size)))
+        return EPO_E_PEER;
     if (oldest != NULL)
         entry_describe(be, oldest, now - oldest->since, text, size);
-    return oldest != NULL;
+    return oldest != NULL ? EPO_E_TIMEOUT : EPO_OK;
+}
+
+static void watch_break(epo_backend *be, epo_status status, const char *text) {
+    gpu_watch *w = be->watch;
+    watch_poison(be);
+    pthread_mutex_unlock(&w->lock);
+    gpu_break(be, status, text);
+    pthread_mutex_lock(&w->lock);
 }
 
 static void *watch_main(void *ctx) {
@@ -144,39 +191,37 @@ static void *watch_main(void *ctx) {
     gpu_watch *w = be->watch;
     char text[512];
     (void)cudaSetDevice(be->device);
+    gpu_meet_watch(be->meet, true);
     pthread_mutex_lock(&w->lock);
     while (!w->stop) {
         struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
+        clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_nsec += WATCH_TICK_NS;
         if (until.tv_nsec >= 1000000000) {
             until.tv_nsec -= 1000000000;
             until.tv_sec++;
         }
         pthread_cond_timedwait(&w->wake, &w->lock, &until);
-        if (watch_scan(be, text, sizeof text)) {
-            watch_poison(be);
-            pthread_mutex_unlock(&w->lock);
-            gpu_break(be, EPO_E_TIMEOUT, text);
-            pthread_mutex_lock(&w->lock);
-        }
-        epo_status told = gpu_replay_scan(be, text, sizeof text);
-        if (told != EPO_OK && !w->poisoned) {
-            watch_poison(be);
-            pthread_mutex_unlock(&w->lock);
-            gpu_break(be, told, text);
-            pthread_mutex_lock(&w->lock);
-        }
-        epo_status peer = gpu_meet_failed(be->meet, text, sizeof text);
-        if (peer != EPO_OK && !w->poisoned) {
-            watch_poison(be);
-            pthread_mutex_unlock(&w->lock);
-            gpu_break(be, peer, text);
-            pthread_mutex_lock(&w->lock);
-        }
+        epo_status status = watch_scan(be, text, sizeof text);
+        if (status == EPO_OK && !w->poisoned)
+            status = gpu_replay_scan(be, text, sizeof text);
+        if (status == EPO_OK && !w->poisoned)
+            status = gpu_meet_failed(be->meet, text, sizeof text);
+        if (status != EPO_OK && !w->poisoned)
+            watch_break(be, status, text);
     }
     pthread_mutex_unlock(&w->lock);
+    gpu_meet_watch(be->meet, false);
     return NULL;
+}
+
+/* Waits by CLOCK_MONOTONIC: a clock that is set back must not stop the watchdog. */
+static void wake_open(gpu_watch *w) {
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&w->wake, &attr);
+    pthread_condattr_destroy(&attr);
 }
 
 epo_status gpu_watch_start(epo_backend *be) {
@@ -184,7 +229,7 @@ epo_status gpu_watch_start(epo_backend *be) {
     if (w == NULL)
         return epo_fail(EPO_E_NOMEM, "rank %d: no memory for the watchdog", be->rank);
     pthread_mutex_init(&w->lock, NULL);
-    pthread_cond_init(&w->wake, NULL);
+    wake_open(w);
     be->watch = w;
     int e = pthread_create(&w->thread, NULL, watch_main, be);
     if (e != 0) {
@@ -279,25 +324,31 @@ void gpu_watch_release(epo_backend *be) {
 
 epo_status gpu_watch_poll(epo_backend *be, volatile uint64_t *words, const epo_ready *r) {
     watch_entry e = {.words = words, .ready = *r, .since = gpu_now()};
+    double looked = e.since;
     char text[512];
     for (unsigned spins = 0; !entry_done(&e); spins++) {
         if (atomic_load(&be->late) != EPO_OK)
             return EPO_OK; /* the operation will be passed over */
+        if (spins <= 1000)
+            continue;
+        const struct timespec nap = {0, 10000};
+        nanosleep(&nap, NULL);
         const double age = gpu_now() - e.since;
+        epo_status status = EPO_OK;
         if (age > be->timeout_s) {
+            status = EPO_E_TIMEOUT;
             entry_describe(be, &e, age, text, sizeof text);
-            gpu_break(be, EPO_E_TIMEOUT, text);
+        } else if (e.since + age - looked > GPU_LOOK_S) {
+            looked = e.since + age;
+            if (entry_lost(be, &e, text, sizeof text) ||
+                gpu_meet_differs(be->meet, text, sizeof text))
+                status = EPO_E_PEER;
+        }
+        if (status != EPO_OK) {
+            gpu_break(be, status, text);
             return EPO_OK;
         }
-        if (!e.warned && age > be->warn_s) {
-            e.warned = true;
-            entry_describe(be, &e, age, text, sizeof text);
-            fprintf(stderr, "ep-overlap: %s, still waiting\n", text);
-        }
-        if (spins > 1000) {
-            const struct timespec nap = {0, 10000};
-            nanosleep(&nap, NULL);
-        }
+        entry_warn(be, &e, age);
     }
     return EPO_OK;
 }
