@@ -219,8 +219,7 @@ static void test_groups(void) {
             }
             ok = ok && run_world(&alone[2 * (size_t)g], 2, text, sizeof text);
         }
-        snprintf(name, sizeof name, "two groups of two in a step of four, %s",
-                 i % 2 ? "flex" : "alltoall");
+        snprintf(name, sizeof name, "two groups of two in a step of four, %s", dispatcher_name(i));
         ok = ok && run_world(both, 4, text, sizeof text);
         same_bits(name, ok, alone, both, 4, text, sizeof text);
     }
