@@ -50,12 +50,11 @@
 /* 0: CUPTI stays in the process after the window. */
 #define EPO_ENV_RECORD_LEAVE "EP_OVERLAP_RECORD_LEAVE"
 
-/* The interposer's sizes in bytes (k, m, g): window of a communicator, one slot of it, least
- * message. */
-#define EPO_ENV_INTERPOSE_STAGING "EP_OVERLAP_INTERPOSE_STAGING"
-#define EPO_ENV_INTERPOSE_SLOT "EP_OVERLAP_INTERPOSE_SLOT"
+/* The interposer's least message, in bytes (k, m, g). */
 #define EPO_ENV_INTERPOSE_LEAST "EP_OVERLAP_INTERPOSE_LEAST"
-/* 1: ncclAlltoAll is carried, too, not only messages of ncclSend and ncclRecv. */
+/* Microseconds for which a rank waits for another's CPU before a message is NCCL's. */
+#define EPO_ENV_INTERPOSE_WAIT "EP_OVERLAP_INTERPOSE_WAIT"
+/* 0: ncclAlltoAll is left to NCCL, only messages of ncclSend and ncclRecv are carried. */
 #define EPO_ENV_INTERPOSE_ALLTOALL "EP_OVERLAP_INTERPOSE_ALLTOALL"
 
 #endif

@@ -23,7 +23,7 @@ typedef struct event {
     struct stream *captured_on; /* recorded there while it was captured */
 } event;
 
-typedef enum kind { COPY, WAIT, WRITE, RECORD, AFTER } kind;
+typedef enum kind { COPY, WAIT, WAIT_AT_LEAST, WRITE, RECORD, AFTER } kind;
 
 typedef struct operation {
     struct operation *next;
@@ -65,6 +65,10 @@ static void run(operation *o) {
     case WRITE: atomic_store((atomic_uint *)o->to, o->value); break;
     case WAIT:
         while (atomic_load((atomic_uint *)o->to) != o->value)
+            nap();
+        break;
+    case WAIT_AT_LEAST:
+        while ((int32_t)(atomic_load((atomic_uint *)o->to) - o->value) < 0)
             nap();
         break;
     case RECORD: atomic_store(o->mark, 1); break;
@@ -145,15 +149,21 @@ typedef struct handle {
 #define BLOCKS 256
 static struct {
     void *at;
+    uint64_t number; /* never used twice */
     handle handle;
 } blocks[BLOCKS];
+static struct {
+    void *at;
+    size_t size;
+} opened[BLOCKS];
 
 EXPORT int cuMemAlloc_v2(uintptr_t *out, size_t size) {
     static atomic_int number;
     handle h = {.size = size};
     const char *unique = getenv("UNIQUE");
+    const int mine = atomic_fetch_add(&number, 1);
     snprintf(h.name, sizeof h.name, "/dev/shm/ep-fake-%.16s-%d-%d", unique != NULL ? unique : "",
-             (int)getpid(), atomic_fetch_add(&number, 1));
+             (int)getpid(), mine);
     int fd = open(h.name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     void *p = MAP_FAILED;
     if (fd >= 0 && posix_fallocate(fd, 0, (off_t)size) == 0)
@@ -167,6 +177,7 @@ EXPORT int cuMemAlloc_v2(uintptr_t *out, size_t size) {
         if (blocks[i].at == NULL) {
             blocks[i].at = p;
             blocks[i].handle = h;
+            blocks[i].number = (uint64_t)mine + 1;
             break;
         }
     pthread_mutex_unlock(&lock);
@@ -216,11 +227,49 @@ EXPORT int cuIpcOpenMemHandle_v2(uintptr_t *out, ipc in, unsigned flags) {
     if (fd >= 0)
         close(fd);
     *out = (uintptr_t)p;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < BLOCKS && p != MAP_FAILED; i++)
+        if (opened[i].at == NULL) {
+            opened[i].at = p;
+            opened[i].size = h.size;
+            break;
+        }
+    pthread_mutex_unlock(&lock);
     return p == MAP_FAILED ? 1 : 0;
 }
 
+/* FAKE_CUDA_NO_IPC=N: nobody can open what process number N allocated for itself (not the
+ * interposer's windows, which are asked for without looking). */
+EXPORT int cuPointerGetAttribute(void *out, int what, uintptr_t p) {
+    const char *rank = getenv("RANK"), *without = getenv("FAKE_CUDA_NO_IPC");
+    for (int i = 0; i < BLOCKS; i++) {
+        const uintptr_t at = (uintptr_t)blocks[i].at;
+        if (at == 0 || p < at || p - at >= blocks[i].handle.size)
+            continue;
+        if (what == 7)
+            *(uint64_t *)out = blocks[i].number;
+        else if (what == 10)
+            *(unsigned *)out = rank == NULL || without == NULL || strcmp(rank, without) != 0;
+        else if (what == 11)
+            *(uintptr_t *)out = at;
+        else if (what == 12)
+            *(size_t *)out = blocks[i].handle.size;
+        else
+            return 1;
+        return 0;
+    }
+    return 1;
+}
+
 EXPORT int cuIpcCloseMemHandle(uintptr_t p) {
-    (void)p; /* (its size is not known here) */
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < BLOCKS; i++)
+        if (opened[i].at == (void *)p) {
+            munmap(opened[i].at, opened[i].size);
+            opened[i].at = NULL;
+            break;
+        }
+    pthread_mutex_unlock(&lock);
     return 0;
 }
 EXPORT int cuMemHostRegister_v2(void *p, size_t size, unsigned flags) {
@@ -308,9 +357,10 @@ EXPORT int cuMemcpy(uintptr_t to, uintptr_t from, size_t count) {
     return 0;
 }
 EXPORT int cuStreamWaitValue32_v2(stream *s, uintptr_t at, uint32_t value, unsigned flags) {
-    if (flags != 1)
+    if (flags > 1)
         return 1;
-    return put(s, (operation){.kind = WAIT, .to = (void *)at, .value = value});
+    return put(s, (operation){
+                      .kind = flags == 1 ? WAIT : WAIT_AT_LEAST, .to = (void *)at, .value = value});
 }
 EXPORT int cuStreamWriteValue32_v2(stream *s, uintptr_t at, uint32_t value, unsigned flags) {
     (void)flags;
@@ -321,6 +371,7 @@ EXPORT int cuEventCreate(event **out, unsigned flags) {
     *out = calloc(1, sizeof **out);
     return 0;
 }
+EXPORT int cuEventQuery(event *e) { return e->last == NULL || atomic_load(e->last) ? 0 : 600; }
 EXPORT int cuEventDestroy_v2(event *e) {
     (void)e; /* a list may still hold it */
     return 0;

@@ -22,10 +22,13 @@
 ncclResult_t ncclCommUserRank(ncclComm_t, int *);
 ncclResult_t ncclCommCount(ncclComm_t, int *);
 
-static int (*mem_alloc)(uintptr_t *, size_t), (*copy)(uintptr_t, uintptr_t, size_t);
+static int (*mem_alloc)(uintptr_t *, size_t), (*mem_free)(uintptr_t),
+    (*copy)(uintptr_t, uintptr_t, size_t);
 static int (*stream_create)(cudaStream_t *, unsigned, int), (*sync_stream)(cudaStream_t);
 static int (*capture_begin)(cudaStream_t, int), (*capture_end)(cudaStream_t, void **);
 static int (*graph_launch)(void *, cudaStream_t);
+static int (*wait_value)(cudaStream_t, uintptr_t, uint32_t, unsigned);
+static int (*write_value)(cudaStream_t, uintptr_t, uint32_t, unsigned);
 static int (*instantiate)(void **, void *, unsigned long long); /* NULL: the stand-in */
 static int rank, ranks;
 static uint64_t state = 1;
@@ -62,12 +65,15 @@ static void open_cuda(void) {
     f = symbol(cuda, name);                                                                        \
     memcpy(&variable, &f, sizeof f)
     FIND(mem_alloc, "cuMemAlloc_v2");
+    FIND(mem_free, "cuMemFree_v2");
     FIND(copy, "cuMemcpy");
     FIND(stream_create, "cuStreamCreateWithPriority");
     FIND(sync_stream, "cuStreamSynchronize");
     FIND(capture_begin, "cuStreamBeginCapture_v2");
     FIND(capture_end, "cuStreamEndCapture");
     FIND(graph_launch, "cuGraphLaunch");
+    FIND(wait_value, "cuStreamWaitValue32_v2");
+    FIND(write_value, "cuStreamWriteValue32_v2");
     int (*init)(unsigned), (*retain)(void **, int), (*set)(void *);
     f = dlsym(cuda, "cuInit"); /* the stand-in needs none of this */
     if (f == NULL)
@@ -98,7 +104,8 @@ static buffer send_buffer, recv_buffer;
 static void buffers(void) {
     buffer *const all[] = {&send_buffer, &recv_buffer};
     for (int i = 0; i < 2; i++) {
-        all[i]->host = malloc((size_t)RANKS * MOST);
+        if (all[i]->host == NULL)
+            all[i]->host = malloc((size_t)RANKS * MOST);
         MUST(mem_alloc(&all[i]->device, (size_t)RANKS * MOST));
     }
 }
@@ -198,7 +205,7 @@ static void graphs(ncclComm_t c, cudaStream_t s, uint64_t count) {
         const int capture = call == 2 + (uint64_t)rank;
         if (capture)
             MUST(capture_begin(s, 1));
-        if (graph == NULL) {
+        if (graph == NULL || instantiate == NULL) { /* (the stand-in captures nothing of NCCL's) */
             MUST(ncclGroupStart());
             for (int k = 1; k < ranks; k++) {
                 const int p = (rank + k) % ranks;
@@ -211,7 +218,7 @@ static void graphs(ncclComm_t c, cudaStream_t s, uint64_t count) {
             MUST(capture_end(s, &graph));
         if (capture && instantiate != NULL)
             MUST(instantiate(&graph, graph, 0));
-        if (graph != NULL)
+        if (graph != NULL && instantiate != NULL)
             MUST(graph_launch(graph, s));
         MUST(sync_stream(s));
         for (int p = 0; p < ranks; p++)
@@ -220,17 +227,84 @@ static void graphs(ncclComm_t c, cudaStream_t s, uint64_t count) {
     }
 }
 
-/* Rank 1 does not come; the abort of rank 0 ends the waits on its stream. */
-static void abort_one(ncclComm_t c, cudaStream_t s) {
-    if (rank != 0) {
-        sleep(1);
-        MUST(ncclCommAbort(c));
-        return;
+/* Every rank sends before it receives, in groups of their own: NCCL has room for that. */
+static void ahead(ncclComm_t c, cudaStream_t s, uint64_t count) {
+    const int to = (rank + 1) % ranks, from = (rank + ranks - 1) % ranks;
+    for (uint64_t call = 0; call < count; call++) {
+        const uint64_t bytes = 100000 + next(100000);
+        fill(to, call, bytes);
+        MUST(ncclSend((void *)(send_buffer.device + (size_t)to * MOST), bytes, 1, to, c, s));
+        if (call % 3 == 0)
+            usleep(3000);
+        MUST(ncclRecv((void *)(recv_buffer.device + (size_t)from * MOST), bytes, 1, from, c, s));
+        MUST(sync_stream(s));
+        check(from, call, bytes);
     }
+}
+
+/* The two ends of a message differ in its size: what fits arrives, and nothing behind it changes.
+ */
+static void mismatch(ncclComm_t c, cudaStream_t s, uint64_t count) {
+    const int to = (rank + 1) % ranks, from = (rank + ranks - 1) % ranks;
+    unsigned char *guard = recv_buffer.host;
+    for (uint64_t call = 0; call < count; call++) {
+        const uint64_t sent = 70000 + next(400000), taken = 70000 + next(400000);
+        const uint64_t fits = sent < taken ? sent : taken;
+        fill(to, call, sent);
+        memset(guard, 0x5a, MOST);
+        MUST(copy(recv_buffer.device + (size_t)from * MOST, (uintptr_t)guard, MOST));
+        MUST(sync_stream(NULL));
+        MUST(ncclGroupStart());
+        MUST(ncclSend((void *)(send_buffer.device + (size_t)to * MOST), sent, 1, to, c, s));
+        MUST(ncclRecv((void *)(recv_buffer.device + (size_t)from * MOST), taken, 1, from, c, s));
+        MUST(ncclGroupEnd());
+        MUST(sync_stream(s));
+        check(from, call, fits);
+        MUST(copy((uintptr_t)guard, recv_buffer.device + (size_t)from * MOST, MOST));
+        for (uint64_t i = fits; i < MOST; i++)
+            if (guard[i] != 0x5a)
+                fail("written behind the message", (long)i, (long)call);
+    }
+}
+
+/* Rank 0's CPU comes a few milliseconds after the others now and then. */
+static void late(ncclComm_t c, cudaStream_t s, uint64_t count) {
+    for (uint64_t call = 0; call < count; call++) {
+        if (rank == 0 && call % 3 == 2)
+            usleep(5000);
+        exchange(c, s, call);
+    }
+}
+
+/* A program that frees its memory and gets other memory at the same address. */
+static void renew(ncclComm_t c, cudaStream_t s, uint64_t count) {
+    for (uint64_t call = 0; call < count; call++) {
+        exchange(c, s, call);
+        if (call % 4 == 3) {
+            MUST(mem_free(send_buffer.device));
+            MUST(mem_free(recv_buffer.device));
+            buffers();
+        }
+        if (call % 16 == 15)
+            usleep(150000); /* long enough for what is done when nothing else is */
+    }
+}
+
+/* Rank 1's stream never arrives at the exchange; the abort of rank 0 ends the waits on its own. */
+static void abort_one(ncclComm_t c, cudaStream_t s) {
+    uintptr_t word;
+    const int other = 1 - rank;
+    MUST(mem_alloc(&word, 4096));
+    if (rank == 1)
+        MUST(wait_value(s, word, 1, 0));
     MUST(ncclGroupStart());
-    MUST(ncclSend((void *)send_buffer.device, 500000, 0, 1, c, s));
-    MUST(ncclRecv((void *)recv_buffer.device, 500000, 0, 1, c, s));
+    MUST(ncclSend((void *)send_buffer.device, 500000, 0, other, c, s));
+    MUST(ncclRecv((void *)recv_buffer.device, 500000, 0, other, c, s));
     MUST(ncclGroupEnd());
+    if (rank == 1) {
+        sleep(2);
+        MUST(write_value(NULL, word, 1, 0));
+    }
     MUST(ncclCommAbort(c));
     MUST(sync_stream(s));
 }
@@ -316,6 +390,14 @@ int main(int argc, char **argv) {
         splits(c, s, count);
     else if (strcmp(what, "abort") == 0)
         abort_one(c, s);
+    else if (strcmp(what, "ahead") == 0)
+        ahead(c, s, count);
+    else if (strcmp(what, "mismatch") == 0)
+        mismatch(c, s, count);
+    else if (strcmp(what, "late") == 0)
+        late(c, s, count);
+    else if (strcmp(what, "renew") == 0)
+        renew(c, s, count);
     else if (strcmp(what, "codes") == 0)
         codes(c, s);
     else if (strcmp(what, "fork") == 0)

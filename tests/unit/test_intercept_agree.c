@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -50,7 +51,7 @@ static void run_rank(outcome *out, comm_key key, atomic_int *gate, unsigned seed
     const int count = agree_count(&a);
     epo_terms_card card = {.abi = EPO_TERMS_ABI, .usable = rand_r(&seed) % 6 != 0};
     wait_a_little(&seed);
-    agree_show(&a, &card, NULL);
+    agree_show(&a, &card);
     agree_unlink(&a);
     for (int i = 0; i < count; i++)
         if (i != a.me) {
@@ -151,11 +152,79 @@ static void test_too_many(void) {
         agree_leave(&a[i]);
 }
 
+/* ---- messages ---- */
+
+#define MESSAGES 20000
+
+typedef struct end {
+    agree_pair *pair;
+    unsigned seed;
+    bool sends;
+    signed char agreed[MESSAGES + 1];
+    int torn;
+} end;
+
+static void stall(unsigned *seed) {
+    const struct timespec t = {0, 30000};
+    if (rand_r(seed) % 50 == 0)
+        nanosleep(&t, NULL);
+}
+
+static bool one_message(end *e, uint32_t n) {
+    const double until = agree_now() + 20e-6;
+    agree_offer offer = {.id = n, .offset = 3 * (uint64_t)n, .bytes = 7 * (uint64_t)n};
+    if (rand_r(&e->seed) % 4 == 0) {
+        agree_refuse(e->pair, n);
+        return false;
+    }
+    if (!e->sends)
+        return agree_give(e->pair, n, &offer) && agree_taken(e->pair, n, until);
+    if (!agree_get(e->pair, n, until, &offer))
+        return false;
+    stall(&e->seed);
+    const bool agreed = agree_take(e->pair, n, rand_r(&e->seed) % 8 != 0);
+    if (agreed &&
+        (offer.id != n || offer.offset != 3 * (uint64_t)n || offer.bytes != 7 * (uint64_t)n))
+        e->torn++;
+    return agreed;
+}
+
+static void *run_end(void *argument) {
+    end *e = argument;
+    for (uint32_t n = 1; n <= MESSAGES; n++) {
+        stall(&e->seed);
+        e->agreed[n] = one_message(e, n);
+    }
+    return NULL;
+}
+
+/* Two ends that come early, late or far ahead, refuse or agree: the same answer at both, and
+ * what was offered is what the sender got. */
+static void test_messages(void) {
+    static agree_pair pair;
+    static end ends[2];
+    pthread_t other;
+    int agreed = 0, differ = 0;
+    ends[0] = (end){.pair = &pair, .seed = 5, .sends = true};
+    ends[1] = (end){.pair = &pair, .seed = 9};
+    CU_ASSERT_EQUAL_FATAL(pthread_create(&other, NULL, run_end, &ends[0]), 0);
+    run_end(&ends[1]);
+    pthread_join(other, NULL);
+    for (int n = 1; n <= MESSAGES; n++) {
+        differ += ends[0].agreed[n] != ends[1].agreed[n];
+        agreed += ends[0].agreed[n];
+    }
+    CU_ASSERT_EQUAL(differ, 0);
+    CU_ASSERT_EQUAL(ends[0].torn, 0);
+    CU_ASSERT_TRUE(agreed > 100 && agreed < MESSAGES);
+}
+
 int main(void) {
     const CU_TestInfo tests[] = {
         {"both ends hear one verdict", test_verdicts},
         {"strangers' files are refused", test_strangers},
         {"more ranks than there is room for", test_too_many},
+        {"both ends of a message say the same", test_messages},
         CU_TEST_INFO_NULL,
     };
     return unit_run("interposer: agreeing", tests);

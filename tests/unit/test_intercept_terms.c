@@ -21,8 +21,6 @@ static uint64_t next(uint64_t most) {
 static epo_terms_card random_card(void) {
     epo_terms_card c = {
         .abi = EPO_TERMS_ABI + (next(8) == 0),
-        .slots = 1 + (uint32_t)next(4),
-        .slot_bytes = next(3) << 20,
         .least = next(4) << 19,
         .rank = (int32_t)next(4),
         .ranks = 4 + (next(8) == 0),
@@ -44,15 +42,14 @@ static void test_both_ends(void) {
         }
         carried += carries;
         left += !carries;
-        if (carries && (bytes < a.least || bytes < b.least || a.slots != b.slots ||
-                        a.slot_bytes != b.slot_bytes || !a.usable || !b.usable))
+        if (carries && (bytes < a.least || bytes < b.least || !a.usable || !b.usable))
             CU_FAIL_FATAL("carried where the cards do not allow it");
     }
     CU_ASSERT_TRUE(carried > 1000 && left > 1000);
 }
 
 static void test_refusals(void) {
-    const epo_terms_card good = {EPO_TERMS_ABI, 4, 1 << 20, 1 << 20, 0, 2, 10, 1, 0};
+    const epo_terms_card good = {EPO_TERMS_ABI, 1 << 20, 0, 2, 10, 1, 0};
     epo_terms_card peer = good;
     peer.rank = 1;
     peer.pid = 11;
@@ -61,29 +58,14 @@ static void test_refusals(void) {
     CU_ASSERT_TRUE(epo_terms_carry(&t, 1 << 20));
     CU_ASSERT_FALSE(epo_terms_carry(&t, (1 << 20) - 1));
     CU_ASSERT_FALSE(epo_terms_carry(&t, 0));
-    epo_terms_card bad[6] = {peer, peer, peer, peer, peer, peer};
-    bad[0].rank = 0;  /* two processes of one rank */
-    bad[1].pid = 10;  /* threads of one process */
-    bad[2].slots = 2; /* another cut of the window */
-    bad[3].abi++;
-    bad[4].usable = 0;
-    bad[5].ranks = 3;
-    for (int i = 0; i < 6; i++)
+    epo_terms_card bad[5] = {peer, peer, peer, peer, peer};
+    bad[0].rank = 0; /* two processes of one rank */
+    bad[1].pid = 10; /* threads of one process */
+    bad[2].abi++;
+    bad[3].usable = 0;
+    bad[4].ranks = 3;
+    for (int i = 0; i < 5; i++)
         CU_ASSERT_FALSE(epo_terms_of(&good, &bad[i]).usable);
-    const epo_terms_card one_slot[2] = {{EPO_TERMS_ABI, 1, 1 << 20, 1, 0, 2, 10, 1, 0},
-                                        {EPO_TERMS_ABI, 1, 1 << 20, 1, 1, 2, 11, 1, 0}};
-    CU_ASSERT_FALSE(epo_terms_of(&one_slot[0], &one_slot[1]).usable);
-}
-
-static void test_slots(void) {
-    for (unsigned peers = 1; peers < 16; peers++)
-        for (uint64_t bytes = 0; bytes <= UINT64_C(300) << 20; bytes += UINT64_C(3) << 19) {
-            uint32_t slots;
-            uint64_t each;
-            epo_terms_slots(peers, bytes, &slots, &each);
-            CU_ASSERT_TRUE_FATAL(slots >= 2 && slots <= 8 && peers * slots * each <= bytes);
-            CU_ASSERT_TRUE_FATAL(each % (512 << 10) == 0 && each <= 8 << 20);
-        }
 }
 
 static void test_types(void) {
@@ -99,7 +81,6 @@ int main(void) {
     const CU_TestInfo tests[] = {
         {"both ends of a message decide alike", test_both_ends},
         {"what refuses a pair", test_refusals},
-        {"windows are cut within their size", test_slots},
         {"bytes of NCCL's types", test_types},
         CU_TEST_INFO_NULL,
     };

@@ -37,7 +37,7 @@ ${CC:-cc} -std=gnu11 -g -O1 -Wall -Wextra -Werror -I "$src/lib" -o "$work/preloa
 ${CC:-cc} -std=gnu11 -g -O1 -Wall -Wextra -Werror -I "$src/lib" -shared -fPIC -fvisibility=hidden \
     -Wl,-soname,libcupti.so.13 -o "$work/libcupti.so.13" "$src/tests/fake/cupti.c" -lpthread || exit 99
 export PROGRAM=preload_job
-least=(EP_OVERLAP_INTERPOSE_LEAST=64k EP_OVERLAP_INTERPOSE_SLOT=128k)
+least=(EP_OVERLAP_INTERPOSE_LEAST=64k EP_OVERLAP_INTERPOSE_WAIT=100000)
 
 # ---- programs that fork and crash, without NCCL ----
 quiet() { # COMMAND...: the same output and status with and without

@@ -4,6 +4,7 @@
 #include "preload/intercept/agree.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -42,7 +43,7 @@ static agree_room *room_open(const char *path) {
 }
 
 bool agree_enter(agree *a, const comm_key *key) {
-    snprintf(a->path, sizeof a->path, "/dev/shm/ep-overlap-%016llx%016llx",
+    snprintf(a->path, sizeof a->path, "/dev/shm/ep-overlap-%016llx%016llx-2",
              (unsigned long long)key->word[0], (unsigned long long)key->word[1]);
     a->room = room_open(a->path);
     if (a->room == NULL)
@@ -62,11 +63,9 @@ int agree_count(const agree *a) {
     return n > AGREE_RANKS ? AGREE_RANKS : (int)n;
 }
 
-void agree_show(agree *a, const epo_terms_card *terms, const cu_ipc_handle *window) {
+void agree_show(agree *a, const epo_terms_card *terms) {
     agree_card *card = &a->room->card[a->me];
     card->terms = *terms;
-    if (window != NULL)
-        card->window = *window;
     atomic_store(&card->state, terms->usable ? AGREE_READY : AGREE_WITHDRAWN);
 }
 
@@ -83,7 +82,7 @@ bool agree_wait_card(agree *a, int i, double limit_s) {
 
 static atomic_uint *pair_of(agree *a, int i, unsigned *bit) {
     *bit = a->me < i ? PAIR_LOWER : PAIR_HIGHER;
-    return a->me < i ? &a->room->pair[a->me][i] : &a->room->pair[i][a->me];
+    return a->me < i ? &a->room->vote[a->me][i] : &a->room->vote[i][a->me];
 }
 
 /* What is agreed or refused stays so. */
@@ -115,7 +114,7 @@ static bool all_pairs(const agree *a, int ranks, bool *decided) {
     *decided = true;
     for (int i = 0; i < ranks; i++)
         for (int k = i + 1; k < ranks; k++) {
-            const unsigned now = atomic_load(&a->room->pair[i][k]);
+            const unsigned now = atomic_load(&a->room->vote[i][k]);
             agreed = agreed && now == PAIR_AGREED;
             *decided = *decided && (now == PAIR_AGREED || (now & PAIR_REFUSED) != 0);
         }
@@ -145,6 +144,88 @@ bool agree_whole(agree *a, int ranks, double limit_s) {
             nap();
     }
     return now == (unsigned)ranks;
+}
+
+/* ---- one message ---- */
+
+/* The other end has gone ahead and used the place again.  A receiver offers one message after
+ * the other, so only the last offer that was taken can be meant. */
+static unsigned message_past(agree_pair *p, uint32_t number) {
+    return atomic_load(&p->taken) == number ? AGREE_TAKEN : AGREE_REFUSED;
+}
+
+/* From what is there of an earlier message, or of this one in state `from`, to `to`.  The
+ * state after that. */
+static unsigned message_set(agree_pair *p, uint32_t number, unsigned from, unsigned to) {
+    atomic_uint *word = &p->message[number % AGREE_RING].word;
+    unsigned now = atomic_load(word);
+    for (;;) {
+        const int32_t ahead = (int32_t)(((now >> 2) - number) << 2);
+        if (ahead > 0)
+            return message_past(p, number);
+        if (ahead == 0 && now != 0 && (now & 3) != from)
+            return now & 3;
+        if (atomic_compare_exchange_weak(word, &now, number << 2 | to))
+            return to;
+    }
+}
+
+static unsigned message_state(agree_pair *p, uint32_t number) {
+    const unsigned now = atomic_load(&p->message[number % AGREE_RING].word);
+    const int32_t ahead = (int32_t)(((now >> 2) - number) << 2);
+    return ahead > 0 ? message_past(p, number) : ahead < 0 ? 0 : now & 3;
+}
+
+void agree_refuse(agree_pair *p, uint32_t number) {
+    (void)message_set(p, number, AGREE_OFFERED, AGREE_REFUSED);
+}
+
+bool agree_give(agree_pair *p, uint32_t number, const agree_offer *offer) {
+    if (message_state(p, number) == AGREE_REFUSED)
+        return false;
+    p->message[number % AGREE_RING].offer = *offer;
+    return message_set(p, number, 0, AGREE_OFFERED) == AGREE_OFFERED;
+}
+
+static void look_again(unsigned turn) {
+    if (turn % 64 == 63)
+        sched_yield();
+}
+
+bool agree_get(agree_pair *p, uint32_t number, double until, agree_offer *offer) {
+    unsigned state;
+    for (unsigned turn = 0; (state = message_state(p, number)) == 0; turn++) {
+        if (turn % 64 == 63 && agree_now() > until) {
+            state = message_set(p, number, 0, AGREE_REFUSED);
+            break;
+        }
+        look_again(turn);
+    }
+    if (state != AGREE_OFFERED)
+        return false;
+    *offer = p->message[number % AGREE_RING].offer;
+    return message_state(p, number) ==
+           AGREE_OFFERED; /* (else it may have changed under our eyes) */
+}
+
+bool agree_take(agree_pair *p, uint32_t number, bool yes) {
+    const unsigned word = yes ? AGREE_TAKEN : AGREE_REFUSED;
+    if (message_set(p, number, AGREE_OFFERED, word) != AGREE_TAKEN)
+        return false;
+    atomic_store(&p->taken, number);
+    return true;
+}
+
+bool agree_taken(agree_pair *p, uint32_t number, double until) {
+    unsigned state;
+    for (unsigned turn = 0; (state = message_state(p, number)) == AGREE_OFFERED; turn++) {
+        if (turn % 64 == 63 && agree_now() > until) {
+            state = message_set(p, number, AGREE_OFFERED, AGREE_REFUSED);
+            break;
+        }
+        look_again(turn);
+    }
+    return state == AGREE_TAKEN;
 }
 
 void agree_unlink(agree *a) {

@@ -21,27 +21,52 @@
 #include "preload/intercept/terms.h"
 
 #define AGREE_RANKS 16 /* of one node; more ranks than that are left to NCCL */
-#define AGREE_SLOTS 8
+#define AGREE_RING 16  /* messages of a pair that may be spoken of */
+#define AGREE_GONE 32
 
 typedef enum agree_state { AGREE_ABSENT, AGREE_ENTERED, AGREE_READY, AGREE_WITHDRAWN } agree_state;
 
 typedef struct agree_card {
     atomic_uint state, closed;
     epo_terms_card terms;
-    cu_ipc_handle window;
 } agree_card;
 
-/* 0: empty, 1: full; a line of its own. */
-typedef struct agree_word {
-    _Alignas(64) atomic_uint value;
-} agree_word;
+/* Where the receiver's memory lies, for a sender that can open it. */
+typedef struct agree_offer {
+    uint64_t id, offset, bytes, size; /* id, size: of the allocation; never used twice */
+    cu_ipc_handle handle;
+    uint32_t ticket; /* the receiver's stream writes it when the memory is ready */
+} agree_offer;
+
+/* One message: its number, and what became of it.  The receiver offers, the sender takes the
+ * offer or refuses it; whoever cannot, or has waited too long, refuses.  What is decided is
+ * decided for both. */
+enum { AGREE_OFFERED = 1, AGREE_TAKEN = 2, AGREE_REFUSED = 3 };
+typedef struct agree_message {
+    atomic_uint word; /* 4 * number + one of these */
+    agree_offer offer;
+} agree_message;
+
+/* Of one sender and one receiver. */
+typedef struct agree_pair {
+    _Alignas(64) atomic_uint taken;   /* number of the offer that the sender took last */
+    _Alignas(64) atomic_uint arrived; /* the receiver's ticket: its memory is ready */
+    _Alignas(64) atomic_uint written; /* number of the message that the sender wrote last */
+    agree_message message[AGREE_RING];
+} agree_pair;
+
+typedef struct agree_gone { /* allocations that were offered and are no more: a ring */
+    atomic_uint count;
+    _Atomic uint64_t id[AGREE_GONE];
+} agree_gone;
 
 typedef struct agree_room {
     atomic_uint entered, whole;
+    atomic_uint closed; /* a rank captures a graph: from then on all is NCCL's */
     agree_card card[AGREE_RANKS];
-    atomic_uint pair[AGREE_RANKS][AGREE_RANKS]; /* [lower][higher] */
-    /* [sender][receiver]: streams write and wait for these */
-    _Alignas(4096) agree_word word[AGREE_RANKS][AGREE_RANKS][AGREE_SLOTS];
+    atomic_uint vote[AGREE_RANKS][AGREE_RANKS]; /* [lower][higher] */
+    agree_gone gone[AGREE_RANKS];
+    _Alignas(4096) agree_pair pair[AGREE_RANKS][AGREE_RANKS]; /* [sender][receiver] */
 } agree_room;
 
 typedef struct agree {
@@ -55,7 +80,7 @@ bool agree_enter(agree *a, const comm_key *key);
 /* How many entered.  After NCCL's initialisation. */
 int agree_count(const agree *a);
 /* Shows this rank's card; `usable` false in it: withdrawn. */
-void agree_show(agree *a, const epo_terms_card *terms, const cu_ipc_handle *window);
+void agree_show(agree *a, const epo_terms_card *terms);
 /* Waits until the rank at index i has shown its card; false: withdrawn, or too late. */
 bool agree_wait_card(agree *a, int i, double limit_s);
 /* This rank's word about the pair with index i, and then the pair's. */
@@ -63,6 +88,19 @@ void agree_vote(agree *a, int i, bool yes);
 bool agree_verdict(agree *a, int i, double limit_s);
 /* True if every pair of `ranks` ranks agreed; the same answer at all of them. */
 bool agree_whole(agree *a, int ranks, double limit_s);
+/* ---- one message ---- */
+
+/* The receiver's offer of message `number`; false: it is refused already. */
+bool agree_give(agree_pair *p, uint32_t number, const agree_offer *offer);
+/* The sender: waits until `until` for an offer.  False: refused, by either. */
+bool agree_get(agree_pair *p, uint32_t number, double until, agree_offer *offer);
+/* The sender's word.  True: both have agreed. */
+bool agree_take(agree_pair *p, uint32_t number, bool yes);
+/* The receiver: waits for it, and refuses at `until`.  True: both have agreed. */
+bool agree_taken(agree_pair *p, uint32_t number, double until);
+/* Either, from the start. */
+void agree_refuse(agree_pair *p, uint32_t number);
+
 /* Takes the name away; the memory stays. */
 void agree_unlink(agree *a);
 /* Tells the others that this rank no longer uses their memory.  True: nobody uses ours. */

@@ -1,34 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * carry.c - one group's messages of one communicator, put on the lanes.
+ * carry.c - one group's messages of one communicator: which of them both ends agree on, and
+ * those on the program's stream.
  *
- * Order.  Messages of one direction between two ranks follow each other on their lane.
- * Operations are issued in rounds: the n-th piece to every peer, then the piece before
- * it from every peer, so that each operation waits only for ones of an earlier round,
- * wherever streams share a hardware queue.
+ * Messages are numbered as NCCL matches them: the k-th that a rank sends to another is the k-th
+ * that the other receives from it.  Every message counts, small ones too, so numbers agree
+ * whatever the two ends think of it.  A graph breaks that, because it repeats: from the first
+ * that is captured on, everything of the communicator is NCCL's.
  */
 #include "config.h"
 
 #include "preload/intercept/channel.h"
 
-#include <stdlib.h>
+#define TIDY_S 0.5
 
-typedef struct flow {
-    size_t message; /* index in the group; == count: done */
-    uint64_t at;
-    int width; /* lanes in use; 0: nothing goes this way */
-} flow;
+typedef struct way { /* what this group has with one peer; indices of messages, -1: none */
+    int send, recv;
+    bool many; /* more than one message in a direction */
+    bool sends, receives;
+    agree_offer offer; /* theirs */
+    cu_pointer to;
+} way;
 
 typedef struct job {
     channel *ch;
-    const message *messages;
+    message *messages;
     size_t count;
-    lanes *lanes;
-    bool captured;
-    cudaStream_t *streams; /* the different ones */
-    int stream_count;
-    flow send[AGREE_RANKS], recv[AGREE_RANKS];
-    bool self;
+    cudaStream_t stream, side;     /* side: where ours goes */
+    bool streams, captured, mixed; /* streams: more than one; mixed: NCCL has a part, too */
+    way way[AGREE_RANKS];
 } job;
 
 #define TRY(ch, call)                                                                              \
@@ -38,297 +38,311 @@ typedef struct job {
             return channel_fail((ch), #call, r_);                                                  \
     } while (0)
 
-static bool is_ours(const job *j, const message *m) {
-    return m->comm == j->ch->owner && m->carried;
+/* ---- what the group has ---- */
+
+static void look_at(job *j, size_t k, int i) {
+    const message *m = &j->messages[k];
+    way *w = &j->way[i];
+    int *place = m->send ? &w->send : &w->recv;
+    w->many = w->many || *place >= 0;
+    *place = (int)k;
 }
 
-static int index_of(const channel *ch, int rank) {
-    for (int i = 0; i < ch->count; i++)
-        if (channel_has(ch, i) && ch->peer[i].rank == rank)
-            return i;
-    return ch->agree.me;
+static void number(channel *ch, message *m, int i) {
+    m->number = m->send ? ++ch->peer[i].sent : ++ch->peer[i].received;
 }
 
-/* ---- what a group needs ---- */
-
-static void flow_seek(const job *j, flow *f, int peer, bool send) {
-    while (f->message < j->count) {
-        const message *m = &j->messages[f->message];
-        if (is_ours(j, m) && m->send == send && m->peer == peer && f->at < m->bytes)
-            return;
-        f->message++;
-        f->at = 0;
-    }
-}
-
-static void flow_widen(const channel *ch, flow *f, uint64_t bytes) {
-    const uint64_t pieces = (bytes + ch->slot_bytes - 1) / ch->slot_bytes;
-    const int width = pieces < CHANNEL_WIDTH ? (int)pieces : CHANNEL_WIDTH;
-    f->width = width > f->width ? width : f->width;
-}
-
-/* A set of streams that is free or already part of this capture. */
-static ncclResult_t lanes_for_capture(job *j, uint64_t id) {
-    channel *ch = j->ch;
-    for (lanes *l = ch->capturing; l != NULL; l = l->next) {
-        int status = 0;
-        if (l->capture == id || l->probe == NULL ||
-            (ch->cu->capturing(l->probe, &status) == 0 && status == 0)) {
-            l->capture = id;
-            j->lanes = l;
-            return ncclSuccess;
-        }
-    }
-    lanes *l = calloc(1, sizeof *l);
-    int mode = CU_CAPTURE_RELAXED;
-    if (l == NULL)
-        return ncclSystemError;
-    (void)ch->cu->capture_mode(&mode);
-    const bool made = channel_lanes(ch, l);
-    (void)ch->cu->capture_mode(&mode);
-    if (!made) {
-        free(l);
-        return ncclSystemError;
-    }
-    l->capture = id;
-    l->next = ch->capturing;
-    ch->capturing = l;
-    ch->captured = true;
-    j->lanes = l;
-    return ncclSuccess;
-}
-
-static ncclResult_t lanes_choose(job *j) {
-    channel *ch = j->ch;
-    j->lanes = &ch->eager;
-    for (int i = 0; i < j->stream_count; i++) {
-        int status = 0;
-        uint64_t id = 0;
-        if (ch->cu->capturing(j->streams[i], &status) != 0 || status != CU_CAPTURE_ACTIVE)
-            continue;
-        TRY(ch, ch->cu->capture_info(j->streams[i], &status, &id, NULL, NULL, NULL));
-        j->captured = true;
-        return lanes_for_capture(j, id);
-    }
-    return ncclSuccess;
-}
-
-static ncclResult_t job_open(job *j, channel *ch, const message *messages, size_t count) {
+static void job_open(job *j, channel *ch, message *messages, size_t count) {
+    bool first = true;
     *j = (job){.ch = ch, .messages = messages, .count = count};
-    j->streams =
-        count < SIZE_MAX / sizeof(cudaStream_t) ? malloc(count * sizeof(cudaStream_t)) : NULL;
-    if (j->streams == NULL)
-        return ncclSystemError;
-    for (size_t i = 0; i < count; i++) {
-        const message *m = &messages[i];
-        if (!is_ours(j, m))
+    for (int i = 0; i < AGREE_RANKS; i++)
+        j->way[i].send = j->way[i].recv = -1;
+    for (size_t k = 0; k < count; k++) {
+        message *m = &messages[k];
+        if (m->comm != ch->owner)
             continue;
-        int s = 0;
-        while (s < j->stream_count && j->streams[s] != m->stream)
-            s++;
-        if (s == j->stream_count)
-            j->streams[j->stream_count++] = m->stream;
-        if (m->peer == ch->owner->rank)
-            j->self = true;
-        else
-            flow_widen(ch, &(m->send ? j->send : j->recv)[index_of(ch, m->peer)], m->bytes);
+        j->streams = j->streams || (!first && m->stream != j->stream);
+        j->stream = m->stream;
+        first = false;
+        const int i = channel_index(ch, m->peer);
+        if (i < 0)
+            continue;
+        number(ch, m, i);
+        look_at(j, k, i);
     }
+    int status = 0;
+    j->captured = !first && ch->cu->capturing(j->stream, &status) == 0 && status != 0;
+}
+
+static agree_pair *pair_of(const channel *ch, const message *m, int i) {
+    return m->send ? channel_out(ch, i) : channel_in(ch, i);
+}
+
+static void refuse(const channel *ch, const message *m, int i) {
+    agree_refuse(pair_of(ch, m, i), m->number);
+}
+
+/* All messages of the group that have a peer here, in one direction or the other. */
+static void refuse_all(job *j) {
+    for (size_t k = 0; k < j->count; k++) {
+        const message *m = &j->messages[k];
+        const int i = m->comm == j->ch->owner ? channel_index(j->ch, m->peer) : -1;
+        if (i >= 0)
+            refuse(j->ch, m, i);
+    }
+}
+
+/* ---- agreeing ---- */
+
+/* One message each way, both large enough: only then do both ends stand in such a group. */
+static bool way_fits(const job *j, int i) {
+    const way *w = &j->way[i];
+    return w->send >= 0 && w->recv >= 0 && !w->many &&
+           epo_terms_carry(&j->ch->peer[i].terms, j->messages[w->send].bytes) &&
+           epo_terms_carry(&j->ch->peer[i].terms, j->messages[w->recv].bytes);
+}
+
+static bool offer(job *j, int i) {
+    const message *m = &j->messages[j->way[i].recv];
+    agree_offer mine;
+    if (!reach_offer(j->ch, (cu_pointer)m->target, m->bytes, &mine))
+        return false;
+    mine.ticket = j->ch->peer[i].ticket + 1;
+    return agree_give(channel_in(j->ch, i), m->number, &mine);
+}
+
+/* This rank's part of every way: offers first, so that no rank waits for another in a ring. */
+static void offer_all(job *j) {
+    for (int i = 0; i < j->ch->count; i++) {
+        way *w = &j->way[i];
+        const bool fits = channel_has(j->ch, i) && way_fits(j, i);
+        w->sends = fits;
+        w->receives = fits && offer(j, i);
+        if (w->send >= 0 && !w->sends)
+            refuse(j->ch, &j->messages[w->send], i);
+        if (w->recv >= 0 && !w->receives)
+            refuse(j->ch, &j->messages[w->recv], i);
+    }
+}
+
+static void take_all(job *j, double until) {
+    for (int i = 0; i < j->ch->count; i++) {
+        way *w = &j->way[i];
+        if (!w->sends)
+            continue;
+        agree_pair *p = channel_out(j->ch, i);
+        const uint32_t n = j->messages[w->send].number;
+        if (!agree_get(p, n, until, &w->offer)) {
+            w->sends = false;
+            continue;
+        }
+        w->to = reach_open(j->ch, i, &w->offer);
+        w->sends = agree_take(p, n, w->to != 0);
+    }
+}
+
+static void hear_all(job *j, double until) {
+    for (int i = 0; i < j->ch->count; i++) {
+        way *w = &j->way[i];
+        if (w->receives)
+            w->receives = agree_taken(channel_in(j->ch, i), j->messages[w->recv].number, until);
+    }
+}
+
+/* More than one message to a peer in one direction, or a graph: none is ours. */
+static bool all_refused(job *j) {
+    channel *ch = j->ch;
+    if (j->captured)
+        atomic_store(&ch->agree.room->closed, 1);
+    bool many =
+        j->streams || atomic_load(&ch->aborted) || atomic_load(&ch->agree.room->closed) != 0;
+    for (int i = 0; i < ch->count; i++)
+        many = many || j->way[i].many;
+    return many;
+}
+
+static bool is_self(const job *j, const message *m) {
+    return m->comm == j->ch->owner && m->peer == j->ch->owner->rank;
+}
+
+/* The next one to or from oneself, from `at` on; j->count: none. */
+static size_t next_self(const job *j, size_t at, bool send) {
+    while (at < j->count && !(is_self(j, &j->messages[at]) && j->messages[at].send == send))
+        at++;
+    return at;
+}
+
+/* Messages to oneself match within their group: the k-th sent with the k-th received.  Where
+ * they do not, NCCL says so. */
+static void take_self(job *j) {
+    size_t s = next_self(j, 0, true), r = next_self(j, 0, false);
+    for (; s < j->count && r < j->count;
+         s = next_self(j, s + 1, true), r = next_self(j, r + 1, false))
+        if (j->messages[s].bytes == 0 || j->messages[s].bytes != j->messages[r].bytes)
+            return;
+    for (size_t k = 0; k < j->count && s == r; k++)
+        if (is_self(j, &j->messages[k]))
+            j->messages[k].carried = true;
+}
+
+/* Marks what is ours; the others are NCCL's.  True: something is. */
+static bool agree_all(job *j) {
+    channel *ch = j->ch;
+    bool any = false;
+    if (all_refused(j)) {
+        refuse_all(j);
+        return false;
+    }
+    offer_all(j);
+    const double now = agree_now();
+    take_all(j, now + ch->wait_s);
+    hear_all(j, now + 2 * ch->wait_s); /* (the sender may have to open something) */
     for (int i = 0; i < ch->count; i++) {
-        flow_seek(j, &j->send[i], ch->peer[i].rank, true);
-        flow_seek(j, &j->recv[i], ch->peer[i].rank, false);
+        const way *w = &j->way[i];
+        if (w->sends)
+            j->messages[w->send].carried = any = true;
+        if (w->receives)
+            j->messages[w->recv].carried = any = true;
     }
-    return lanes_choose(j);
+    for (size_t k = 0; k < j->count; k++) {
+        const message *m = &j->messages[k];
+        j->mixed = j->mixed || (m->comm == ch->owner && !m->carried && !is_self(j, m));
+    }
+    if (any && !j->mixed)
+        take_self(j);
+    return any;
 }
 
-/* Calls `visit` for each lane that takes part. */
-static ncclResult_t each_lane(job *j, ncclResult_t (*visit)(job *, cu_stream, cu_event)) {
-    ncclResult_t r = ncclSuccess;
+/* ---- on the stream ---- */
+
+static ncclResult_t say_ready(job *j) {
     channel *ch = j->ch;
-    for (int k = 0; k < ch->count * CHANNEL_WIDTH && r == ncclSuccess; k++) {
-        const int i = k / CHANNEL_WIDTH, w = k % CHANNEL_WIDTH;
-        if (w < j->send[i].width)
-            r = visit(j, j->lanes->send[i][w], ch->sent[i][w]);
-        if (w < j->recv[i].width && r == ncclSuccess)
-            r = visit(j, j->lanes->recv[i][w], ch->received[i][w]);
-    }
-    return j->self && r == ncclSuccess ? visit(j, j->lanes->self, ch->copied) : r;
-}
-
-/* ---- joining the program's streams ---- */
-
-static ncclResult_t lane_begin(job *j, cu_stream lane, cu_event done) {
-    (void)done;
-    TRY(j->ch, j->ch->cu->stream_wait(lane, j->ch->reached, 0));
-    j->lanes->probe = lane;
+    for (int i = 0; i < ch->count; i++)
+        if (j->way[i].receives)
+            TRY(ch, ch->cu->write_value(j->side, channel_word(ch, &channel_in(ch, i)->arrived),
+                                        ++ch->peer[i].ticket, 0));
     return ncclSuccess;
 }
 
-/* Behind what the same lane did in a graph, or eagerly, before. */
-static ncclResult_t lane_follow(job *j, cu_stream lane, cu_event done) {
-    TRY(j->ch, j->ch->cu->stream_wait(lane, done, j->captured ? CU_EXTERNAL : 0));
-    return ncclSuccess;
-}
-
-static ncclResult_t lane_end(job *j, cu_stream lane, cu_event done) {
-    const cuda_driver *cu = j->ch->cu;
-    cu_event join = done;
-    if (j->captured) {
-        TRY(j->ch, cu->event_record_external(done, lane, CU_EXTERNAL));
-        join = j->ch->join;
-    }
-    TRY(j->ch, cu->event_record(join, lane));
-    for (int s = 0; s < j->stream_count; s++)
-        TRY(j->ch, cu->stream_wait(j->streams[s], join, 0));
-    return ncclSuccess;
-}
-
-static ncclResult_t fork_lanes(job *j) {
-    for (int s = 0; s < j->stream_count; s++) {
-        TRY(j->ch, j->ch->cu->event_record(j->ch->reached, j->streams[s]));
-        ncclResult_t r = each_lane(j, lane_begin);
-        if (r != ncclSuccess)
-            return r;
-    }
-    return j->captured || j->ch->captured ? each_lane(j, lane_follow) : ncclSuccess;
-}
-
-/* ---- pieces ---- */
-
-static cu_pointer word_of(const channel *ch, int from, int to, uint64_t slot) {
-    return ch->words + (cu_pointer)(((uint64_t)(from * AGREE_RANKS + to) * AGREE_SLOTS + slot) *
-                                    sizeof(agree_word));
-}
-
-/* Where `from`'s slot lies in `to`'s window: no area for `to` itself. */
-static uint64_t slot_offset(const channel *ch, int from, int to, uint64_t slot) {
-    const uint64_t area = (uint64_t)(from < to ? from : from - 1);
-    return (area * ch->slots + slot) * ch->slot_bytes;
-}
-
-static uint64_t piece_bytes(const channel *ch, const message *m, uint64_t at) {
-    return m->bytes - at < ch->slot_bytes ? m->bytes - at : ch->slot_bytes;
-}
-
-/* A copy inside this GPU.  Plain ones are made by a kernel, which waits for its turn behind
- * a GEMM; the hint leaves them to a copy engine.  Graphs take plain ones only. */
-static cu_result copy_here(job *j, cu_pointer to, cu_pointer from, size_t bytes, cu_stream lane) {
-    const cuda_driver *cu = j->ch->cu;
-    cu_copy_attributes attributes = {.order = CU_SOURCE_IN_ORDER, .flags = CU_OVERLAP};
-    size_t first = 0;
-    if (cu->copy_batch != NULL && !j->captured &&
-        cu->copy_batch(&to, &from, &bytes, 1, &attributes, &first, 1, lane) == 0)
-        return 0;
-    return cu->copy(to, from, bytes, lane);
-}
-
-static ncclResult_t send_piece(job *j, int i) {
+static ncclResult_t write_to(job *j, int i) {
     channel *ch = j->ch;
-    flow *f = &j->send[i];
-    const message *m = &j->messages[f->message];
-    const uint64_t slot = f->at / ch->slot_bytes % ch->slots, n = piece_bytes(ch, m, f->at);
-    const cu_pointer word = word_of(ch, ch->agree.me, i, slot);
-    const cu_stream lane = j->lanes->send[i][slot % CHANNEL_WIDTH];
-    TRY(ch, ch->cu->wait_value(lane, word, 0, CU_WAIT_EQUAL));
-    TRY(ch, ch->cu->copy(ch->peer[i].window + slot_offset(ch, ch->agree.me, i, slot),
-                         (cu_pointer)m->source + f->at, n, lane));
-    TRY(ch, ch->cu->write_value(lane, word, 1, 0));
-    f->at += n;
-    flow_seek(j, f, ch->peer[i].rank, true);
+    const way *w = &j->way[i];
+    const message *m = &j->messages[w->send];
+    agree_pair *p = channel_out(ch, i);
+    const uint64_t bytes = m->bytes < w->offer.bytes ? m->bytes : w->offer.bytes;
+    ch->peer[i].theirs = w->offer.ticket;
+    TRY(ch, ch->cu->wait_value(j->side, channel_word(ch, &p->arrived), w->offer.ticket,
+                               CU_WAIT_AT_LEAST));
+    TRY(ch, ch->cu->copy(w->to, (cu_pointer)m->source, bytes, j->side));
+    TRY(ch, ch->cu->write_value(j->side, channel_word(ch, &p->written), m->number, 0));
     return ncclSuccess;
 }
 
-static ncclResult_t recv_piece(job *j, int i) {
+static ncclResult_t wait_for(job *j, int i) {
     channel *ch = j->ch;
-    flow *f = &j->recv[i];
-    const message *m = &j->messages[f->message];
-    const uint64_t slot = f->at / ch->slot_bytes % ch->slots, n = piece_bytes(ch, m, f->at);
-    const cu_pointer word = word_of(ch, i, ch->agree.me, slot);
-    const cu_stream lane = j->lanes->recv[i][slot % CHANNEL_WIDTH];
-    TRY(ch, ch->cu->wait_value(lane, word, 1, CU_WAIT_EQUAL));
-    TRY(ch, copy_here(j, (cu_pointer)m->target + f->at,
-                      ch->window + slot_offset(ch, i, ch->agree.me, slot), n, lane));
-    TRY(ch, ch->cu->write_value(lane, word, 0, 0));
-    f->at += n;
-    flow_seek(j, f, ch->peer[i].rank, false);
+    const uint32_t number_ = j->messages[j->way[i].recv].number;
+    ch->peer[i].wanted = number_;
+    TRY(ch, ch->cu->wait_value(j->side, channel_word(ch, &channel_in(ch, i)->written), number_,
+                               CU_WAIT_AT_LEAST));
+    return ncclSuccess;
+}
+
+static ncclResult_t move_self(job *j, bool *any) {
+    channel *ch = j->ch;
+    size_t s = next_self(j, 0, true), r = next_self(j, 0, false);
+    *any = s < j->count && j->messages[s].carried;
+    if (!*any)
+        return ncclSuccess;
+    TRY(ch, ch->cu->event_record(ch->fork, j->side));
+    TRY(ch, ch->cu->stream_wait(ch->self, ch->fork, 0));
+    for (; s < j->count; s = next_self(j, s + 1, true), r = next_self(j, r + 1, false)) {
+        const cu_pointer to = (cu_pointer)j->messages[r].target,
+                         from = (cu_pointer)j->messages[s].source;
+        if (to != from)
+            TRY(ch, copy_here(ch, to, from, j->messages[s].bytes, ch->self));
+    }
+    TRY(ch, ch->cu->event_record(ch->join, ch->self));
     return ncclSuccess;
 }
 
 static ncclResult_t move_all(job *j) {
     channel *ch = j->ch;
     const int n = ch->count, me = ch->agree.me;
-    ncclResult_t r = ncclSuccess;
-    for (bool more = true, first = true; more && r == ncclSuccess; first = false) {
-        more = first;
-        for (int k = 1; k < n && r == ncclSuccess; k++) {
-            const int i = (me + k) % n;
-            if (j->send[i].width == 0 || j->send[i].message == j->count)
-                continue;
-            r = send_piece(j, i);
-            more = true;
-        }
-        for (int k = 1; k < n && r == ncclSuccess && !first; k++) {
-            const int i = (me + n - k) % n;
-            if (j->recv[i].width == 0 || j->recv[i].message == j->count)
-                continue;
-            r = recv_piece(j, i);
-            more = true;
-        }
-    }
+    bool self = false;
+    ncclResult_t r = say_ready(j);
+    if (r == ncclSuccess)
+        r = move_self(j, &self);
+    for (int k = 1; k < n && r == ncclSuccess; k++)
+        if (j->way[(me + k) % n].sends)
+            r = write_to(j, (me + k) % n);
+    for (int k = 1; k < n && r == ncclSuccess; k++)
+        if (j->way[(me + n - k) % n].receives)
+            r = wait_for(j, (me + n - k) % n);
+    if (r == ncclSuccess && self)
+        TRY(ch, ch->cu->stream_wait(j->side, ch->join, 0));
+    if (r == ncclSuccess)
+        TRY(ch, ch->cu->event_record(ch->last, j->side));
     return r;
 }
 
-/* The k-th message to oneself is the k-th from oneself (group.c has seen to it).  Not on the
- * program's stream: the default one takes no copy of the kind wanted. */
-static ncclResult_t move_self(job *j) {
-    const int rank = j->ch->owner->rank;
-    size_t r = 0;
-    for (size_t s = 0; s < j->count && j->self; s++) {
-        const message *from = &j->messages[s], *to;
-        if (!is_ours(j, from) || from->peer != rank || !from->send)
-            continue;
-        for (to = &j->messages[r]; !is_ours(j, to) || to->peer != rank || to->send;)
-            to = &j->messages[++r];
-        r++;
-        if (to->target != from->source)
-            TRY(j->ch, copy_here(j, (cu_pointer)to->target, (cu_pointer)from->source, from->bytes,
-                                 j->lanes->self));
-    }
+/* NCCL's part runs beside ours, which has a stream of its own then. */
+static ncclResult_t choose_side(job *j) {
+    channel *ch = j->ch;
+    j->side = j->mixed ? ch->side : j->stream;
+    if (!j->mixed)
+        return ncclSuccess;
+    TRY(ch, ch->cu->event_record(ch->fork, j->stream));
+    TRY(ch, ch->cu->stream_wait(ch->side, ch->fork, 0));
     return ncclSuccess;
 }
 
-/* ---- the two halves of a group ---- */
+/* ---- a group ---- */
 
-static ncclResult_t in_context(channel *ch, const message *messages, size_t count,
-                               ncclResult_t (*work)(job *)) {
+static void tidy_sometimes(channel *ch) {
+    const double now = agree_now();
+    if (now - ch->tidied < TIDY_S)
+        return;
+    ch->tidied = now;
+    reach_tidy(ch);
+}
+
+ncclResult_t channel_exchange(channel *ch, message *messages, size_t count, bool *beside) {
     job j;
     cu_context popped;
-    pthread_mutex_lock(&ch->lock);
     ncclResult_t r = ncclSuccess;
-    const cu_result pushed = ch->cu->context_push(ch->context);
-    if (pushed != 0)
-        r = channel_fail(ch, "cuCtxPushCurrent", pushed);
-    if (r == ncclSuccess) {
-        r = job_open(&j, ch, messages, count);
-        if (r == ncclSuccess && j.stream_count > 0)
-            r = work(&j);
-        free(j.streams);
-        (void)ch->cu->context_pop(&popped);
+    *beside = false;
+    pthread_mutex_lock(&ch->lock);
+    const bool able = ch->cu->context_push(ch->context) == 0;
+    job_open(&j, ch, messages, count);
+    if (able && !j.captured)
+        tidy_sometimes(ch);
+    if (!able) {
+        refuse_all(&j);
+    } else if (agree_all(&j)) {
+        r = choose_side(&j);
+        if (r == ncclSuccess)
+            r = move_all(&j);
+        if (r != ncclSuccess)
+            atomic_store(&ch->agree.room->closed, 1); /* the driver is in error */
+        *beside = j.mixed;
     }
+    if (able)
+        (void)ch->cu->context_pop(&popped);
     pthread_mutex_unlock(&ch->lock);
     return r;
 }
 
-static ncclResult_t carry_lanes(job *j) {
-    ncclResult_t r = move_all(j);
-    if (r == ncclSuccess)
-        r = move_self(j);
-    return r == ncclSuccess ? each_lane(j, lane_end) : r;
+ncclResult_t channel_join(channel *ch, cudaStream_t stream) {
+    TRY(ch, ch->cu->stream_wait(stream, ch->last, 0));
+    return ncclSuccess;
 }
 
-ncclResult_t channel_fork(channel *ch, const message *messages, size_t count) {
-    return in_context(ch, messages, count, fork_lanes);
-}
-
-ncclResult_t channel_carry(channel *ch, const message *messages, size_t count) {
-    return in_context(ch, messages, count, carry_lanes);
+void channel_alone(channel *ch, message *m) {
+    pthread_mutex_lock(&ch->lock);
+    const int i = channel_index(ch, m->peer);
+    if (i >= 0) {
+        number(ch, m, i);
+        refuse(ch, m, i);
+    }
+    pthread_mutex_unlock(&ch->lock);
 }

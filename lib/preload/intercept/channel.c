@@ -14,18 +14,16 @@
 
 #include "core/names.h"
 
-#define STAGING_MOST (UINT64_C(256) << 20) /* of this process */
-#define STAGING_EACH (UINT64_C(64) << 20)  /* of one communicator, unless told otherwise */
-#define LEAST_DEFAULT (UINT64_C(2) << 20)  /* below, NCCL's kernel is there first */
+#define LEAST_DEFAULT (UINT64_C(4) << 20) /* below, NCCL's kernel is there first */
+#define WAIT_DEFAULT_US 1000
 #define AGREE_LIMIT_S 10.0
 #define DRAIN_LIMIT_S 600.0
 #define ABORT_LIMIT_S 20.0
 
 static struct {
     pthread_mutex_t lock;
-    uint64_t staging;
-    channel *closing; /* their peers have not all let go of our window */
-} context = {PTHREAD_MUTEX_INITIALIZER, 0, NULL};
+    channel *closing; /* a peer may still use our words */
+} context = {PTHREAD_MUTEX_INITIALIZER, NULL};
 
 ncclResult_t channel_fail(const channel *ch, const char *call, cu_result r) {
     fprintf(stderr, "ep-overlap: rank %d of %d: %s: %s\n", ch->owner->rank, ch->owner->ranks, call,
@@ -33,107 +31,32 @@ ncclResult_t channel_fail(const channel *ch, const char *call, cu_result r) {
     return ncclUnhandledCudaError;
 }
 
-uint64_t channel_staging(void) {
-    pthread_mutex_lock(&context.lock);
-    const uint64_t bytes = context.staging;
-    pthread_mutex_unlock(&context.lock);
-    return bytes;
-}
-
-/* ---- lanes ---- */
-
-bool channel_lanes(channel *ch, lanes *l) {
-    const cuda_driver *cu = ch->cu;
-    int least = 0, most = 0;
-    (void)cu->priorities(&least, &most);
-    bool ok = cu->stream_create(&l->self, CU_STREAM_NON_BLOCKING_, most) == 0;
-    for (int i = 0; i < ch->count && ok; i++)
-        if (channel_has(ch, i))
-            for (int w = 0; w < CHANNEL_WIDTH && ok; w++)
-                ok = cu->stream_create(&l->send[i][w], CU_STREAM_NON_BLOCKING_, most) == 0 &&
-                     cu->stream_create(&l->recv[i][w], CU_STREAM_NON_BLOCKING_, most) == 0;
-    if (!ok)
-        channel_lanes_free(ch, l);
-    return ok;
-}
-
-void channel_lanes_free(channel *ch, lanes *l) {
-    if (l->self != NULL)
-        (void)ch->cu->stream_destroy(l->self);
-    for (int i = 0; i < AGREE_RANKS; i++)
-        for (int w = 0; w < CHANNEL_WIDTH; w++) {
-            if (l->send[i][w] != NULL)
-                (void)ch->cu->stream_destroy(l->send[i][w]);
-            if (l->recv[i][w] != NULL)
-                (void)ch->cu->stream_destroy(l->recv[i][w]);
-        }
-    struct lanes *next = l->next;
-    memset(l, 0, sizeof *l);
-    l->next = next;
-}
-
-static bool events_make(channel *ch) {
-    const cuda_driver *cu = ch->cu;
-    bool ok = cu->event_create(&ch->reached, CU_EVENT_NO_TIMING) == 0 &&
-              cu->event_create(&ch->join, CU_EVENT_NO_TIMING) == 0 &&
-              cu->event_create(&ch->copied, CU_EVENT_NO_TIMING) == 0;
-    for (int i = 0; i < ch->count && ok; i++)
-        if (channel_has(ch, i))
-            for (int w = 0; w < CHANNEL_WIDTH && ok; w++)
-                ok = cu->event_create(&ch->sent[i][w], CU_EVENT_NO_TIMING) == 0 &&
-                     cu->event_create(&ch->received[i][w], CU_EVENT_NO_TIMING) == 0;
-    return ok;
-}
-
-static void events_free(channel *ch) {
-    cu_event *const single[] = {&ch->reached, &ch->join, &ch->copied};
-    for (int i = 0; i < 3; i++)
-        if (*single[i] != NULL)
-            (void)ch->cu->event_destroy(*single[i]);
-    for (int i = 0; i < AGREE_RANKS; i++)
-        for (int w = 0; w < CHANNEL_WIDTH; w++) {
-            if (ch->sent[i][w] != NULL)
-                (void)ch->cu->event_destroy(ch->sent[i][w]);
-            if (ch->received[i][w] != NULL)
-                (void)ch->cu->event_destroy(ch->received[i][w]);
-        }
-}
-
 /* ---- release ---- */
 
-/* What can go at once.  The window can not, while a peer has it open. */
+/* What is this rank's alone. */
 static void release_own(channel *ch) {
-    for (int i = 0; i < ch->count; i++)
-        if (ch->peer[i].window != 0) {
-            (void)ch->cu->ipc_close(ch->peer[i].window);
-            ch->peer[i].window = 0;
-        }
-    channel_lanes_free(ch, &ch->eager);
-    while (ch->capturing != NULL) {
-        lanes *l = ch->capturing;
-        ch->capturing = l->next;
-        channel_lanes_free(ch, l);
-        free(l);
-    }
-    events_free(ch);
+    cu_event *const events[] = {&ch->fork, &ch->join, &ch->last};
+    cu_stream *const streams[] = {&ch->self, &ch->side};
+    reach_close(ch);
+    copy_close(ch);
+    for (int i = 0; i < 2; i++)
+        if (*streams[i] != NULL)
+            (void)ch->cu->stream_destroy(*streams[i]);
+    for (int i = 0; i < 3; i++)
+        if (*events[i] != NULL)
+            (void)ch->cu->event_destroy(*events[i]);
     if (ch->registered)
         (void)ch->cu->host_unregister(ch->agree.room);
     ch->registered = false;
 }
 
-static void release_window(channel *ch) {
-    if (ch->window != 0 && ch->cu->context_push(ch->context) == 0) {
-        cu_context popped;
-        (void)ch->cu->release(ch->window);
-        (void)ch->cu->context_pop(&popped);
-    }
-    context.staging -= ch->bytes;
+static void release_room(channel *ch) {
     agree_leave(&ch->agree);
     pthread_mutex_destroy(&ch->lock);
     free(ch);
 }
 
-/* Memory whose peers have let go of it meanwhile.  Lock held. */
+/* Rooms that the peers have left meanwhile.  Lock held. */
 static void sweep(void) {
     for (channel **at = &context.closing; *at != NULL;) {
         channel *ch = *at;
@@ -142,7 +65,7 @@ static void sweep(void) {
             continue;
         }
         *at = ch->next;
-        release_window(ch);
+        release_room(ch);
     }
 }
 
@@ -154,87 +77,53 @@ static void release(channel *ch) {
         (void)ch->cu->context_pop(&popped);
     }
     pthread_mutex_lock(&context.lock);
-    if (ch->agree.room != NULL && ch->window != 0 && !agree_closed(&ch->agree)) {
+    sweep();
+    if (ch->agree.room != NULL && !agree_closed(&ch->agree)) {
         ch->next = context.closing;
         context.closing = ch;
     } else {
-        release_window(ch);
+        release_room(ch);
     }
     pthread_mutex_unlock(&context.lock);
 }
 
 /* ---- making ---- */
 
-static uint64_t window_bytes(channel *ch) {
-    const uint64_t each = mode_bytes(EPO_ENV_INTERPOSE_STAGING, STAGING_EACH);
-    epo_terms_slots((unsigned)(ch->count - 1), each < STAGING_MOST ? each : STAGING_MOST,
-                    &ch->slots, &ch->slot_bytes);
-    ch->slot_bytes = mode_bytes(EPO_ENV_INTERPOSE_SLOT, ch->slot_bytes);
-    return (uint64_t)(ch->count - 1) * ch->slots * ch->slot_bytes;
-}
-
-static fallback window_make(channel *ch, cu_ipc_handle *handle) {
-    const uint64_t bytes = window_bytes(ch);
-    pthread_mutex_lock(&context.lock);
-    sweep();
-    const bool room = bytes > 0 && bytes <= STAGING_MOST - context.staging;
-    if (room) {
-        context.staging += bytes;
-        ch->bytes = bytes;
-    }
-    pthread_mutex_unlock(&context.lock);
-    if (!room || ch->cu->alloc(&ch->window, bytes) != 0)
-        return FALLBACK_STAGING;
-    return ch->cu->ipc_get(handle, ch->window) == 0 ? FALLBACK_NONE : FALLBACK_DRIVER;
-}
-
-/* Whether this driver captures the operations that we put on streams: whether a rank
- * will ever capture is known to nobody else, so it must not matter. */
+/* Whether this driver writes and waits for words in streams. */
 static bool waits_work(channel *ch) {
     const cuda_driver *cu = ch->cu;
-    cu_stream s = NULL;
-    cu_graph graph = NULL;
     /* a word that nobody else uses: from this rank to itself */
-    const cu_pointer word = ch->words + (cu_pointer)((ch->agree.me * AGREE_RANKS + ch->agree.me) *
-                                                     AGREE_SLOTS * (int)sizeof(agree_word));
-    if (cu->stream_create(&s, CU_STREAM_NON_BLOCKING_, 0) != 0)
-        return false;
-    bool ok = cu->write_value(s, word, 1, 0) == 0 &&
-              cu->wait_value(s, word, 1, CU_WAIT_EQUAL) == 0 &&
-              cu->capture_begin(s, CU_CAPTURE_RELAXED) == 0;
-    if (ok) {
-        ok = cu->wait_value(s, word, 1, CU_WAIT_EQUAL) == 0 && cu->write_value(s, word, 1, 0) == 0;
-        ok = cu->capture_end(s, &graph) == 0 && ok;
-    }
-    if (graph != NULL)
-        (void)cu->graph_destroy(graph);
-    (void)cu->stream_destroy(s);
-    return ok;
+    const cu_pointer word =
+        channel_word(ch, &ch->agree.room->pair[ch->agree.me][ch->agree.me].written);
+    return cu->write_value(ch->self, word, 1, 0) == 0 &&
+           cu->wait_value(ch->self, word, 1, CU_WAIT_AT_LEAST) == 0;
 }
 
-static fallback words_make(channel *ch) {
-    agree_room *room = ch->agree.room;
-    cu_pointer base = 0;
-    if (ch->cu->host_register(room, sizeof *room, CU_REGISTER_PORTABLE_MAPPED) != 0)
-        return FALLBACK_SYSTEM;
-    ch->registered = true;
-    if (ch->cu->host_pointer(&base, room, 0) != 0)
-        return FALLBACK_DRIVER;
-    ch->words = base + offsetof(agree_room, word);
-    return waits_work(ch) ? FALLBACK_NONE : FALLBACK_DRIVER;
+static bool streams_make(channel *ch) {
+    const cuda_driver *cu = ch->cu;
+    int least = 0, most = 0;
+    (void)cu->priorities(&least, &most);
+    return cu->stream_create(&ch->self, CU_STREAM_NON_BLOCKING_, most) == 0 &&
+           cu->stream_create(&ch->side, CU_STREAM_NON_BLOCKING_, most) == 0 &&
+           cu->event_create(&ch->fork, CU_EVENT_NO_TIMING) == 0 &&
+           cu->event_create(&ch->join, CU_EVENT_NO_TIMING) == 0 &&
+           cu->event_create(&ch->last, CU_EVENT_NO_TIMING) == 0;
 }
 
 /* This rank's own part: everything that can fail here, before it says "usable". */
-static fallback prepare(channel *ch, epo_terms_card *card, cu_ipc_handle *window) {
+static fallback prepare(channel *ch) {
+    agree_room *room = ch->agree.room;
     ch->cu = driver_find(NULL);
-    if (ch->cu == NULL || ch->cu->context_get(&ch->context) != 0 || ch->context == NULL)
+    if (ch->cu == NULL || ch->cu->context_get(&ch->context) != 0 || ch->context == NULL ||
+        !streams_make(ch))
         return FALLBACK_DRIVER;
-    fallback why = words_make(ch);
-    if (why == FALLBACK_NONE)
-        why = window_make(ch, window);
-    card->slots = ch->slots;
-    card->slot_bytes = ch->slot_bytes;
-    return why;
+    if (ch->cu->host_register(room, sizeof *room, CU_REGISTER_PORTABLE_MAPPED) != 0)
+        return FALLBACK_SYSTEM;
+    ch->registered = true;
+    if (ch->cu->host_pointer(&ch->base, room, 0) != 0 || !waits_work(ch))
+        return FALLBACK_DRIVER;
+    copy_open(ch);
+    return FALLBACK_NONE;
 }
 
 static void meet_peer(channel *ch, int i, const epo_terms_card *mine) {
@@ -244,24 +133,23 @@ static void meet_peer(channel *ch, int i, const epo_terms_card *mine) {
         return;
     p->rank = theirs->terms.rank;
     p->terms = epo_terms_of(mine, &theirs->terms);
-    if (p->terms.usable)
-        p->terms.usable = ch->cu->ipc_open(&p->window, theirs->window, CU_IPC_LAZY_PEER) == 0;
+    p->opened = p->terms.usable ? calloc(1, sizeof *p->opened) : NULL;
+    p->terms.usable = p->opened != NULL;
     ch->wants_whole = ch->wants_whole && theirs->terms.whole;
     if (theirs->terms.least > ch->most_least)
         ch->most_least = theirs->terms.least;
 }
 
-/* All peers' cards and windows, then all pairs' words.  How many agreed. */
+/* All peers' cards, then all pairs' words.  How many agreed. */
 static int meet_all(channel *ch, const epo_terms_card *mine) {
     const int me = ch->agree.me;
     int usable = 0;
     for (int i = 0; i < ch->count; i++)
         if (i != me)
             meet_peer(ch, i, mine);
-    const bool able = mine->usable && channel_lanes(ch, &ch->eager) && events_make(ch);
     for (int i = 0; i < ch->count; i++)
         if (i != me)
-            agree_vote(&ch->agree, i, able && ch->peer[i].terms.usable);
+            agree_vote(&ch->agree, i, mine->usable && ch->peer[i].terms.usable);
     for (int i = 0; i < ch->count; i++)
         if (i != me)
             usable += ch->peer[i].terms.usable = agree_verdict(&ch->agree, i, AGREE_LIMIT_S);
@@ -274,16 +162,15 @@ static fallback settle(channel *ch) {
                            .rank = ch->owner->rank,
                            .ranks = ch->owner->ranks,
                            .pid = (int32_t)getpid()};
-    cu_ipc_handle window;
-    memset(&window, 0, sizeof window);
     ch->count = agree_count(&ch->agree);
     agree_unlink(&ch->agree); /* everybody who comes has come */
     ch->least = ch->most_least = card.least = mode_bytes(EPO_ENV_INTERPOSE_LEAST, LEAST_DEFAULT);
-    card.whole = mode_bytes(EPO_ENV_INTERPOSE_ALLTOALL, 0) != 0;
+    card.whole = mode_bytes(EPO_ENV_INTERPOSE_ALLTOALL, 1) != 0;
     ch->wants_whole = card.whole;
-    fallback why = ch->count < 2 ? FALLBACK_NO_PEER : prepare(ch, &card, &window);
+    ch->wait_s = 1e-6 * (double)mode_bytes(EPO_ENV_INTERPOSE_WAIT, WAIT_DEFAULT_US);
+    const fallback why = ch->count < 2 ? FALLBACK_NO_PEER : prepare(ch);
     card.usable = why == FALLBACK_NONE;
-    agree_show(&ch->agree, &card, &window);
+    agree_show(&ch->agree, &card);
     if (ch->count < 2)
         return why;
     const int usable = meet_all(ch, &card);
@@ -319,7 +206,7 @@ void channel_settle(comm *c, channel *ch, bool made) {
     if (!made) {
         const epo_terms_card none = {.usable = 0};
         ch->count = agree_count(&ch->agree);
-        agree_show(&ch->agree, &none, NULL);
+        agree_show(&ch->agree, &none);
         release(ch);
         return;
     }
@@ -337,30 +224,17 @@ void channel_settle(comm *c, channel *ch, bool made) {
 
 /* ---- closing ---- */
 
-static bool stream_busy(const channel *ch, cu_stream s) {
-    return s != NULL && ch->cu->stream_query(s) == CU_NOT_READY;
-}
-
-static bool lanes_busy(const channel *ch, const lanes *l) {
-    bool busy = stream_busy(ch, l->self);
-    for (int i = 0; i < ch->count; i++)
-        for (int w = 0; w < CHANNEL_WIDTH && !busy; w++)
-            busy = stream_busy(ch, l->send[i][w]) || stream_busy(ch, l->recv[i][w]);
-    return busy;
-}
-
 static void nap(void) {
     const struct timespec t = {0, 500000};
     nanosleep(&t, NULL);
 }
 
-/* Every wait of this rank finds what it waits for; nobody else's does. */
+/* Every wait of this rank's streams finds what it waits for; nobody else reads these words. */
 static void open_gates(channel *ch) {
-    const int me = ch->agree.me;
     for (int i = 0; i < ch->count; i++)
-        for (unsigned s = 0; s < ch->slots && channel_has(ch, i); s++) {
-            atomic_store(&ch->agree.room->word[me][i][s].value, 0);
-            atomic_store(&ch->agree.room->word[i][me][s].value, 1);
+        if (channel_has(ch, i)) {
+            atomic_store(&channel_out(ch, i)->arrived, ch->peer[i].theirs);
+            atomic_store(&channel_in(ch, i)->written, ch->peer[i].wanted);
         }
 }
 
@@ -388,7 +262,7 @@ static bool drain(channel *ch, double limit_s) {
     bool busy;
     if (ch->cu->context_push(ch->context) != 0)
         return true; /* the context is gone, and its streams with it */
-    while ((busy = lanes_busy(ch, &ch->eager)) && agree_now() < until)
+    while ((busy = ch->cu->event_query(ch->last) == CU_NOT_READY) && agree_now() < until)
         nap();
     (void)ch->cu->context_pop(&popped);
     return !busy;
@@ -417,22 +291,22 @@ void channel_close(channel *ch) {
 
 /* ---- answers ---- */
 
-static const channel_peer *peer_of(const channel *ch, int rank) {
+int channel_index(const channel *ch, int rank) {
     for (int i = 0; i < ch->count; i++)
         if (channel_has(ch, i) && ch->peer[i].rank == rank)
-            return &ch->peer[i];
-    return NULL;
+            return i;
+    return -1;
 }
 
 bool channel_knows(const channel *ch, int peer) {
-    return peer == ch->owner->rank || peer_of(ch, peer) != NULL;
+    return peer == ch->owner->rank || channel_index(ch, peer) >= 0;
 }
 
 bool channel_takes(const channel *ch, int peer, uint64_t bytes) {
     if (peer == ch->owner->rank)
         return bytes > 0 && bytes >= ch->least;
-    const channel_peer *p = peer_of(ch, peer);
-    return p != NULL && epo_terms_carry(&p->terms, bytes);
+    const int i = channel_index(ch, peer);
+    return i >= 0 && epo_terms_carry(&ch->peer[i].terms, bytes);
 }
 
 bool channel_takes_all(const channel *ch, uint64_t bytes) {

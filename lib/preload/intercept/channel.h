@@ -1,34 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * channel.h - what one communicator has for carrying messages itself: a window of its
- * own that peers write to, the peers' windows, streams ("lanes") for each direction of
- * each peer, and one word per slot of a window, 0 empty or 1 full.
+ * channel.h - what one communicator has for carrying messages itself.
  *
- * A sender waits for the slot's 0, copies, writes 1; the receiver waits for the 1,
- * copies out, writes 0.  Every message begins at slot 0, so the operations on a stream
- * depend on the message alone: they can stand in a CUDA graph and be replayed while the
- * peer does the same eagerly.
+ * While a group ends, the two ends of each message agree on the CPU (agree.h): the receiver
+ * offers where its memory lies, the sender opens it and takes the offer; whoever cannot, or is
+ * alone for too long, refuses, and the message is NCCL's at both ends.  What was agreed stands
+ * on the program's own stream: this rank's memory is ready; the peer's is; a copy by an engine;
+ * it is written; theirs is.  No stream waits but the program's, and it waits for nothing that
+ * stands behind a wait of ours somewhere else: so nothing can close a circle, whatever queues
+ * streams share.
  */
 #ifndef EPO_INTERCEPT_CHANNEL_H
 #define EPO_INTERCEPT_CHANNEL_H
 
 #include "preload/intercept/agree.h"
 
-/* Streams side by side for one direction of one peer: slot s goes by number s % width, so
- * that one piece is under way while the next one's word is written or waited for. */
-#define CHANNEL_WIDTH 2
+#define CHANNEL_REACH 256 /* allocations of one peer's, or of ours, that are remembered */
 
-typedef struct lanes {
-    struct lanes *next; /* further sets: captures that overlap */
-    cu_stream send[AGREE_RANKS][CHANNEL_WIDTH], recv[AGREE_RANKS][CHANNEL_WIDTH], self;
-    uint64_t capture; /* id of the capture that uses them; 0: none yet */
-    cu_stream probe;  /* one that took part in it */
-} lanes;
+/* An allocation: of ours that was offered, or of a peer's that was opened. */
+typedef struct reach_entry {
+    uint64_t id; /* 0: none */
+    cu_pointer base;
+    uint64_t size;
+    cu_ipc_handle handle;
+    bool usable;
+    unsigned used; /* when it was wanted last */
+} reach_entry;
+
+typedef struct reach_table {
+    reach_entry entry[CHANNEL_REACH];
+    unsigned now; /* counts what is wanted */
+    uint64_t bytes;
+} reach_table;
 
 typedef struct channel_peer {
     int rank; /* in the communicator */
     epo_terms terms;
-    cu_pointer window; /* theirs, here */
+    uint32_t sent, received; /* messages so far, whoever carried them */
+    uint32_t ticket;         /* of ours for it, the last */
+    uint32_t wanted;         /* number of its message that a stream of ours waits for, the last */
+    uint32_t theirs;         /* its ticket that a stream of ours waits for, the last */
+    reach_table *opened;
+    unsigned gone; /* of theirs that were seen */
 } channel_peer;
 
 struct channel {
@@ -38,28 +51,62 @@ struct channel {
     cu_context context;
     agree agree;
     pthread_mutex_t lock;
-    int count; /* ranks in the room */
-    uint32_t slots;
-    uint64_t slot_bytes, least, most_least, bytes; /* most_least: of all ranks */
-    cu_pointer window, words;                      /* words: the room's, as streams see them */
-    bool registered, whole, wants_whole, captured;
+    int count;                  /* ranks in the room */
+    uint64_t least, most_least; /* most_least: of all ranks */
+    cu_pointer base;            /* the room, as streams see it */
+    bool registered, whole, wants_whole;
     channel_peer peer[AGREE_RANKS];
-    lanes eager, *capturing;
-    cu_event reached, join, copied;
-    cu_event sent[AGREE_RANKS][CHANNEL_WIDTH], received[AGREE_RANKS][CHANNEL_WIDTH];
+    cu_stream self, side;      /* copies inside this GPU; all of ours, where NCCL has a part, too */
+    cu_event fork, join, last; /* last: the end of what stands on the program's streams */
     atomic_bool aborted, stop;
     bool releasing;
     pthread_t releaser;
+    double tidied, wait_s;
+    struct {
+        cu_module module;
+        cu_function kernel; /* NULL: the driver's copies */
+        int blocks;
+    } copy;
+    reach_table offered;
 };
 
-/* Streams of a set for the peers in use; false: no memory. */
-bool channel_lanes(channel *ch, lanes *l);
-void channel_lanes_free(channel *ch, lanes *l);
 /* One line on standard error, and the result for NCCL's caller. */
 ncclResult_t channel_fail(const channel *ch, const char *call, cu_result r);
+/* The index in the room of a rank of the communicator; -1: none that takes part. */
+int channel_index(const channel *ch, int rank);
+
+/* ---- reach.c ---- */
+
+/* Where peers find `bytes` at `target`; false: they cannot. */
+bool reach_offer(channel *ch, cu_pointer target, uint64_t bytes, agree_offer *offer);
+/* The same memory here, 0: not to be had. */
+cu_pointer reach_open(channel *ch, int peer, const agree_offer *offer);
+/* Tells peers what of ours was freed, and gives back what they told us. */
+void reach_tidy(channel *ch);
+void reach_close(channel *ch);
+
+/* ---- copy.c: inside this GPU ---- */
+
+void copy_open(channel *ch);
+void copy_close(channel *ch);
+cu_result copy_here(const channel *ch, cu_pointer to, cu_pointer from, uint64_t bytes,
+                    cu_stream stream);
+
+/* The address of a word of the room, for streams. */
+static inline cu_pointer channel_word(const channel *ch, const void *word) {
+    return ch->base + (cu_pointer)((const char *)word - (const char *)ch->agree.room);
+}
 
 static inline bool channel_has(const channel *ch, int i) {
     return i != ch->agree.me && ch->peer[i].terms.usable;
+}
+
+static inline agree_pair *channel_out(const channel *ch, int i) {
+    return &ch->agree.room->pair[ch->agree.me][i];
+}
+
+static inline agree_pair *channel_in(const channel *ch, int i) {
+    return &ch->agree.room->pair[i][ch->agree.me];
 }
 
 #endif

@@ -25,11 +25,11 @@ static const char *const fallback_names[FALLBACKS] = {
     [FALLBACK_NO_PEER] = "no other rank of the node takes part",
     [FALLBACK_DRIVER] = "driver without waits in streams",
     [FALLBACK_CONNECTIONS] = "CUDA_DEVICE_MAX_CONNECTIONS=1",
-    [FALLBACK_STAGING] = "no staging memory left",
     [FALLBACK_SYSTEM] = "no shared memory between the ranks",
     [FALLBACK_PEER] = "peer on another node or without P2P",
     [FALLBACK_SMALL] = "small message",
     [FALLBACK_ERROR] = "communicator in error",
+    [FALLBACK_REFUSED] = "no agreement (memory, graph, one way, late peer)",
     [FALLBACK_WHOLE] = "ncclAlltoAll",
 };
 

@@ -14,29 +14,26 @@ typedef int cu_result; /* 0: success */
 typedef struct CUctx_st *cu_context;
 typedef struct CUstream_st *cu_stream;
 typedef struct CUevent_st *cu_event;
-typedef struct CUgraph_st *cu_graph;
+typedef struct CUmod_st *cu_module;
+typedef struct CUfunc_st *cu_function;
 typedef uintptr_t cu_pointer;
 typedef struct {
     unsigned char byte[64];
 } cu_ipc_handle;
 
-typedef struct {
-    int order, hints[4];
-    unsigned flags;
-} cu_copy_attributes;
-
 enum {
-    CU_SOURCE_IN_ORDER = 1,
-    CU_OVERLAP = 1,
     CU_NOT_READY = 600,
     CU_STREAM_NON_BLOCKING_ = 1,
     CU_EVENT_NO_TIMING = 2,
-    CU_EXTERNAL = 1, /* of a captured event: record or wait outside the graph */
-    CU_WAIT_EQUAL = 1,
+    CU_WAIT_AT_LEAST = 0,
     CU_CAPTURE_RELAXED = 2,
-    CU_CAPTURE_ACTIVE = 1,
     CU_REGISTER_PORTABLE_MAPPED = 3,
     CU_IPC_LAZY_PEER = 1,
+    CU_DEVICE_MULTIPROCESSORS = 16,
+    CU_ATTRIBUTE_BUFFER_ID = 7,
+    CU_ATTRIBUTE_IPC_CAPABLE = 10,
+    CU_ATTRIBUTE_RANGE_START = 11,
+    CU_ATTRIBUTE_RANGE_SIZE = 12,
 };
 
 /* X(member, symbol, parameters) */
@@ -47,43 +44,41 @@ enum {
     X(context_push, "cuCtxPushCurrent_v2", (cu_context))                                           \
     X(context_pop, "cuCtxPopCurrent_v2", (cu_context *))                                           \
     X(priorities, "cuCtxGetStreamPriorityRange", (int *, int *))                                   \
-    X(alloc, "cuMemAlloc_v2", (cu_pointer *, size_t))                                              \
-    X(release, "cuMemFree_v2", (cu_pointer))                                                       \
     X(ipc_get, "cuIpcGetMemHandle", (cu_ipc_handle *, cu_pointer))                                 \
     X(ipc_open, "cuIpcOpenMemHandle_v2", (cu_pointer *, cu_ipc_handle, unsigned))                  \
     X(ipc_close, "cuIpcCloseMemHandle", (cu_pointer))                                              \
+    X(attribute, "cuPointerGetAttribute", (void *, int, cu_pointer))                               \
     X(host_register, "cuMemHostRegister_v2", (void *, size_t, unsigned))                           \
     X(host_unregister, "cuMemHostUnregister", (void *))                                            \
     X(host_pointer, "cuMemHostGetDevicePointer_v2", (cu_pointer *, void *, unsigned))              \
     X(stream_create, "cuStreamCreateWithPriority", (cu_stream *, unsigned, int))                   \
     X(stream_destroy, "cuStreamDestroy_v2", (cu_stream))                                           \
-    X(stream_query, "cuStreamQuery", (cu_stream))                                                  \
     X(stream_wait, "cuStreamWaitEvent", (cu_stream, cu_event, unsigned))                           \
     X(wait_value, "cuStreamWaitValue32_v2", (cu_stream, cu_pointer, uint32_t, unsigned))           \
     X(write_value, "cuStreamWriteValue32_v2", (cu_stream, cu_pointer, uint32_t, unsigned))         \
     X(copy, "cuMemcpyAsync", (cu_pointer, cu_pointer, size_t, cu_stream))                          \
     X(event_create, "cuEventCreate", (cu_event *, unsigned))                                       \
     X(event_destroy, "cuEventDestroy_v2", (cu_event))                                              \
+    X(event_query, "cuEventQuery", (cu_event))                                                     \
     X(event_record, "cuEventRecord", (cu_event, cu_stream))                                        \
-    X(event_record_external, "cuEventRecordWithFlags", (cu_event, cu_stream, unsigned))            \
     X(capturing, "cuStreamIsCapturing", (cu_stream, int *))                                        \
-    X(capture_begin, "cuStreamBeginCapture_v2", (cu_stream, int))                                  \
-    X(capture_end, "cuStreamEndCapture", (cu_stream, cu_graph *))                                  \
-    X(capture_mode, "cuThreadExchangeStreamCaptureMode", (int *))                                  \
-    X(capture_info, "cuStreamGetCaptureInfo_v2",                                                   \
-      (cu_stream, int *, uint64_t *, cu_graph *, const void **, size_t *))                         \
-    X(graph_destroy, "cuGraphDestroy", (cu_graph))
+    X(capture_mode, "cuThreadExchangeStreamCaptureMode", (int *))
 
-/* What older drivers lack: NULL there. */
-#define EPO_DRIVER_NEWER(X)                                                                        \
-    X(copy_batch, "cuMemcpyBatchAsync_v2",                                                         \
-      (cu_pointer *, cu_pointer *, size_t *, size_t, cu_copy_attributes *, size_t *, size_t,       \
-       cu_stream))
+/* For a kernel of ours: NULL where there is none. */
+#define EPO_DRIVER_OPTIONAL(X)                                                                     \
+    X(device_get, "cuCtxGetDevice", (int *))                                                       \
+    X(device_attribute, "cuDeviceGetAttribute", (int *, int, int))                                 \
+    X(module_load, "cuModuleLoadData", (cu_module *, const void *))                                \
+    X(module_unload, "cuModuleUnload", (cu_module))                                                \
+    X(module_function, "cuModuleGetFunction", (cu_function *, cu_module, const char *))            \
+    X(launch, "cuLaunchKernel",                                                                    \
+      (cu_function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,          \
+       cu_stream, void **, void **))
 
 typedef struct cuda_driver {
 #define EPO_DRIVER_MEMBER(member, symbol, parameters) cu_result(*member) parameters;
     EPO_DRIVER_FUNCTIONS(EPO_DRIVER_MEMBER)
-    EPO_DRIVER_NEWER(EPO_DRIVER_MEMBER)
+    EPO_DRIVER_OPTIONAL(EPO_DRIVER_MEMBER)
 #undef EPO_DRIVER_MEMBER
 } cuda_driver;
 

@@ -104,38 +104,41 @@ static bool seen_before(const thread_state *t, size_t i) {
     return false;
 }
 
-/* ---- own messages ---- */
+/* ---- the end of a group ---- */
 
-/* Messages to oneself match within their group: the k-th sent with the k-th received.
- * Where they do not, NCCL says so. */
-static void settle_self(thread_state *t, size_t first) {
-    comm *c = t->messages[first].comm;
-    size_t s = first, r = first;
-    for (;;) {
-        while (s < t->count && !(t->messages[s].comm == c && t->messages[s].carried &&
-                                 t->messages[s].peer == c->rank && t->messages[s].send))
-            s++;
-        while (r < t->count && !(t->messages[r].comm == c && t->messages[r].carried &&
-                                 t->messages[r].peer == c->rank && !t->messages[r].send))
-            r++;
-        if (s == t->count && r == t->count)
-            return;
-        if (s == t->count || r == t->count || t->messages[s].bytes != t->messages[r].bytes)
-            break;
-        s++;
-        r++;
-    }
-    for (size_t i = first; i < t->count; i++)
-        if (t->messages[i].comm == c && t->messages[i].peer == c->rank)
-            t->messages[i].carried = false;
+static fallback way_of(const message *m) {
+    const comm *c = m->comm;
+    if (c->channel == NULL)
+        return c->why;
+    if (m->carried)
+        return FALLBACK_NONE;
+    if (!channel_knows(c->channel, m->peer))
+        return FALLBACK_PEER;
+    return channel_takes(c->channel, m->peer, m->bytes) ? FALLBACK_REFUSED : FALLBACK_SMALL;
 }
 
-/* Before NCCL's own part of the group: what must be marked on the streams, and what
- * turned out to be NCCL's. */
-static ncclResult_t group_prepare(const real_nccl *real, thread_state *t, bool *ours) {
+static void count_message(const message *m) {
+    const fallback way = way_of(m);
+    tally_add(m->send ? &m->comm->send : &m->comm->recv, m->bytes);
+    if (m->send && way == FALLBACK_NONE)
+        tally_add(&m->comm->carried, m->bytes);
+    else if (m->send)
+        tally_add(&m->comm->fell[way], m->bytes);
+}
+
+/* What was kept and is not ours, in the program's order. */
+static ncclResult_t pass_rest(const real_nccl *real, thread_state *t) {
     ncclResult_t r = ncclSuccess;
-    *ours = false;
-    for (size_t i = 0; i < t->count && r == ncclSuccess; i++) {
+    for (size_t i = 0; i < t->count && r == ncclSuccess; i++)
+        if (!t->messages[i].carried && !t->messages[i].passed)
+            r = pass(real, t, &t->messages[i]);
+    return r;
+}
+
+/* Before NCCL's own part: what both ends agree on goes onto the streams, the rest to NCCL. */
+static ncclResult_t group_prepare(const real_nccl *real, thread_state *t) {
+    ncclResult_t r = ncclSuccess;
+    for (size_t i = 0; i < t->count; i++) {
         comm *c = t->messages[i].comm;
         if (seen_before(t, i))
             continue;
@@ -143,39 +146,36 @@ static ncclResult_t group_prepare(const real_nccl *real, thread_state *t, bool *
         note_messages(t, i);
         if (c->channel == NULL)
             continue;
-        bool held[2] = {false, false};
-        for (size_t k = i; k < t->count; k++)
-            if (t->messages[k].comm == c && t->messages[k].carried)
-                held[t->messages[k].peer == c->rank] = true;
-        if (held[1])
-            settle_self(t, i);
-        for (size_t k = i; held[1] && k < t->count && r == ncclSuccess; k++)
-            if (t->messages[k].comm == c && t->messages[k].peer == c->rank &&
-                !t->messages[k].carried && !t->messages[k].passed)
-                r = pass(real, t, &t->messages[k]);
-        if (r == ncclSuccess && (held[0] || held[1])) {
-            r = channel_fork(c->channel, t->messages, t->count);
-            *ours = true;
-        }
+        const ncclResult_t ours =
+            channel_exchange(c->channel, t->messages, t->count, &t->messages[i].beside);
+        r = r == ncclSuccess ? ours : r;
     }
-    return r;
+    for (size_t i = 0; i < t->count; i++)
+        count_message(&t->messages[i]);
+    return r == ncclSuccess ? pass_rest(real, t) : r;
 }
 
-/* NCCL has launched its part; ours runs beside it, from the same point of the streams. */
-static ncclResult_t group_carry(thread_state *t) {
+static ncclResult_t group_join(const thread_state *t) {
     ncclResult_t r = ncclSuccess;
     for (size_t i = 0; i < t->count && r == ncclSuccess; i++)
-        if (t->messages[i].comm->channel != NULL && !seen_before(t, i))
-            r = channel_carry(t->messages[i].comm->channel, t->messages, t->count);
+        if (t->messages[i].beside)
+            r = channel_join(t->messages[i].comm->channel, t->messages[i].stream);
     return r;
 }
 
-/* A member of the group that NCCL refused: the whole group is void, ours too. */
+/* A group that NCCL has refused already: its messages count all the same. */
+static void group_void(thread_state *t) {
+    for (size_t i = 0; i < t->count; i++)
+        if (t->messages[i].comm->channel != NULL)
+            channel_alone(t->messages[i].comm->channel, &t->messages[i]);
+}
+
 ncclResult_t group_end(const real_nccl *real, thread_state *t) {
-    bool ours = false;
     ncclResult_t prepared = ncclSuccess;
     if (t->depth == 1 && t->count > 0 && !t->failed)
-        prepared = group_prepare(real, t, &ours);
+        prepared = group_prepare(real, t);
+    else if (t->depth == 1 && t->failed)
+        group_void(t);
     t->inside++;
     ncclResult_t r = real->GroupEnd();
     t->inside--;
@@ -183,12 +183,9 @@ ncclResult_t group_end(const real_nccl *real, thread_state *t) {
         t->depth--;
     if (t->depth > 0)
         return r;
-    if (prepared != ncclSuccess)
-        r = r == ncclSuccess ? prepared : r;
-    else if ((r == ncclSuccess || r == ncclInProgress) && ours) {
-        const ncclResult_t carried = group_carry(t);
-        r = carried != ncclSuccess ? carried : r;
-    }
+    const ncclResult_t joined = prepared == ncclSuccess ? group_join(t) : prepared;
+    if (r == ncclSuccess || r == ncclInProgress)
+        r = joined != ncclSuccess ? joined : r;
     t->count = 0;
     t->failed = false;
     return r;
@@ -203,9 +200,12 @@ ncclResult_t group_start(const real_nccl *real, thread_state *t) {
     return r;
 }
 
+/* Nothing is sent, so nothing is agreed on and nothing counts. */
 ncclResult_t group_simulate(const real_nccl *real, thread_state *t, ncclSimInfo_t *info) {
+    const ncclResult_t passed = t->depth == 1 ? pass_rest(real, t) : ncclSuccess;
     t->inside++;
     ncclResult_t r = real->GroupSimulateEnd(info);
+    r = r == ncclSuccess ? passed : r;
     t->inside--;
     if (t->depth > 0 && --t->depth == 0) {
         t->count = 0;
@@ -223,42 +223,27 @@ static bool in_error(const comm *c) {
            c->real->CommGetAsyncError(c->handle, &state) != ncclSuccess || state != ncclSuccess;
 }
 
-static fallback way_of(const message *m) {
+/* Kept until the group ends, if a peer may agree on it: all of them, because NCCL matches
+ * messages by their order, and the peer may think otherwise of an earlier one. */
+static bool is_kept(const message *m) {
     const comm *c = m->comm;
-    if (c->channel == NULL)
-        return c->why;
-    if (!channel_takes(c->channel, m->peer, m->bytes))
-        return channel_knows(c->channel, m->peer) ? FALLBACK_SMALL : FALLBACK_PEER;
-    return in_error(c) ? FALLBACK_ERROR : FALLBACK_NONE;
-}
-
-static void count_message(const message *m, fallback way) {
-    tally_add(m->send ? &m->comm->send : &m->comm->recv, m->bytes);
-    if (m->send && way == FALLBACK_NONE)
-        tally_add(&m->comm->carried, m->bytes);
-    else if (m->send)
-        tally_add(&m->comm->fell[way], m->bytes);
+    return c->channel != NULL && m->peer >= 0 && m->peer < c->ranks && !in_error(c);
 }
 
 ncclResult_t group_message(const real_nccl *real, thread_state *t, const message *given) {
     message m = *given;
-    const fallback way = way_of(&m);
-    m.carried = way == FALLBACK_NONE;
-    m.passed = !m.carried;
-    message *kept = keep(t, &m);
-    if (kept == NULL && m.carried)
-        return ncclSystemError; /* no memory; its peer counts on us, so NCCL cannot help */
-    count_message(&m, way);
-    if (!m.carried) {
-        ncclResult_t r = pass(real, t, &m);
-        if (r != ncclSuccess && t->depth > 0)
-            t->failed = true;
-        if (t->depth == 0)
-            t->count = 0;
-        return r;
-    }
-    if (t->depth > 0)
+    m.passed = t->depth == 0 || !is_kept(&m);
+    const bool kept = keep(t, &m) != NULL;
+    if (kept && !m.passed)
         return ncclSuccess;
-    ncclResult_t r = group_start(real, t); /* a group of its own */
-    return r == ncclSuccess ? group_end(real, t) : r;
+    if (is_kept(&m))
+        channel_alone(m.comm->channel, &m); /* outside a group, or no memory */
+    if (t->depth == 0 || !kept)
+        count_message(&m);
+    ncclResult_t r = pass(real, t, &m);
+    if (r != ncclSuccess && t->depth > 0)
+        t->failed = true;
+    if (t->depth == 0)
+        t->count = 0;
+    return r;
 }

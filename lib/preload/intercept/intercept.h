@@ -69,11 +69,11 @@ typedef enum fallback {
     FALLBACK_NO_PEER,     /* no other rank of this node offers it */
     FALLBACK_DRIVER,      /* libcuda lacks a function, or cannot wait in a stream */
     FALLBACK_CONNECTIONS, /* CUDA_DEVICE_MAX_CONNECTIONS=1 */
-    FALLBACK_STAGING,     /* no memory left for a window */
     FALLBACK_SYSTEM,      /* shared memory, threads */
     FALLBACK_PEER,        /* the peer is on another node or did not agree */
     FALLBACK_SMALL,       /* below the agreed size */
     FALLBACK_ERROR,       /* the communicator is in error: NCCL says which */
+    FALLBACK_REFUSED,     /* the ends did not agree: memory, a graph, one way only, a late peer */
     FALLBACK_WHOLE,       /* ncclAlltoAll: not asked for, or not by all ranks */
     FALLBACKS
 } fallback;
@@ -95,7 +95,8 @@ typedef struct comm {
     fallback why;         /* then: the reason */
     bool blocking;
     tally send, recv, exchange, carried, whole[COLLECTIVES];
-    tally whole_passed;           /* ncclAlltoAll that NCCL carried */
+    tally direct;       /* of what was carried: written straight to the receiver's memory */
+    tally whole_passed; /* ncclAlltoAll that NCCL carried */
     atomic_uint_fast64_t largest; /* bytes of one exchange */
     tally fell[FALLBACKS];
 } comm;
@@ -125,7 +126,7 @@ void comm_each(void (*see)(const comm *c, void *context), void *context);
 
 typedef struct message {
     comm *comm;
-    bool send, carried, passed; /* passed: NCCL has it already */
+    bool send, carried, passed; /* carried: by us; passed: NCCL has it already */
     int peer;
     uint64_t bytes;
     const void *source;
@@ -133,6 +134,8 @@ typedef struct message {
     size_t count;
     ncclDataType_t type;
     cudaStream_t stream;
+    bool beside;     /* NCCL has a part of the same group: see channel_exchange() */
+    uint32_t number; /* of those between the two ranks, in its direction */
 } message;
 
 typedef struct thread_state {
@@ -160,17 +163,19 @@ void channel_settle(comm *c, channel *pending, bool made);
 void channel_close(channel *ch);
 /* Ends all waits of this rank, again and again until channel_close(). */
 void channel_abort(channel *ch);
-bool channel_takes(const channel *ch, int peer, uint64_t bytes);
 /* Every pair of the communicator's ranks takes messages of this size, and all ranks want
- * ncclAlltoAll to be carried: NCCL's own is as fast where nothing else runs. */
+ * ncclAlltoAll to be carried. */
 bool channel_takes_all(const channel *ch, uint64_t bytes);
-/* Whether this rank has a peer at all. */
+/* Whether this rank has a peer at all, and of this size. */
 bool channel_knows(const channel *ch, int peer);
-/* The two halves of a group: mark what streams have reached, then move the messages of
- * one communicator that are `carried`. */
-ncclResult_t channel_fork(channel *ch, const message *messages, size_t count);
-ncclResult_t channel_carry(channel *ch, const message *messages, size_t count);
-uint64_t channel_staging(void);
+bool channel_takes(const channel *ch, int peer, uint64_t bytes);
+/* At the end of a group, before NCCL's: agrees with the peers on the messages of this
+ * communicator, sets `carried` of those that are ours, and puts them on the program's stream.
+ * `beside`: NCCL has a part, too; channel_join() when that is launched. */
+ncclResult_t channel_exchange(channel *ch, message *messages, size_t count, bool *beside);
+ncclResult_t channel_join(channel *ch, cudaStream_t stream);
+/* A message outside a group is NCCL's; it counts. */
+void channel_alone(channel *ch, message *m);
 
 /* ---- mapped.c, figures.c ---- */
 

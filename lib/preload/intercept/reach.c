@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * reach.c - memory of the program that its peers write to: what of ours was offered and what
+ * of theirs was opened.  Every allocation has a number of the driver's that is never used
+ * again, so an address that was freed and given out anew is not mistaken for the old one.
+ *
+ * What a program has freed stays in use while a peer has it open.  Therefore peers are told,
+ * and the bytes open at once are limited.
+ */
+#include "config.h"
+
+#include "preload/intercept/channel.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define REACH_MOST (UINT64_C(64) << 30) /* of one peer's memory, open at once */
+
+/* NULL: not there. */
+static reach_entry *entry_of(reach_table *t, uint64_t id) {
+    for (int i = 0; i < CHANNEL_REACH; i++)
+        if (t->entry[i].id == id) {
+            t->entry[i].used = ++t->now;
+            return &t->entry[i];
+        }
+    return NULL;
+}
+
+/* A free one, else the one that was wanted longest ago. */
+static reach_entry *entry_spare(reach_table *t) {
+    reach_entry *oldest = &t->entry[0];
+    for (int i = 0; i < CHANNEL_REACH; i++) {
+        if (t->entry[i].id == 0)
+            return &t->entry[i];
+        if (t->now - t->entry[i].used > t->now - oldest->used)
+            oldest = &t->entry[i];
+    }
+    return oldest;
+}
+
+/* ---- ours ---- */
+
+static void look_at(const channel *ch, cu_pointer target, reach_entry *e) {
+    const cuda_driver *cu = ch->cu;
+    unsigned capable = 0;
+    size_t size = 0;
+    e->base = target;
+    e->usable = cu->attribute(&capable, CU_ATTRIBUTE_IPC_CAPABLE, target) == 0 && capable != 0 &&
+                cu->attribute(&e->base, CU_ATTRIBUTE_RANGE_START, target) == 0 &&
+                cu->attribute(&size, CU_ATTRIBUTE_RANGE_SIZE, target) == 0 &&
+                cu->ipc_get(&e->handle, e->base) == 0;
+    e->size = size;
+}
+
+bool reach_offer(channel *ch, cu_pointer target, uint64_t bytes, agree_offer *offer) {
+    uint64_t id = 0;
+    if (ch->cu->attribute(&id, CU_ATTRIBUTE_BUFFER_ID, target) != 0 || id == 0)
+        return false;
+    reach_entry *e = entry_of(&ch->offered, id);
+    if (e == NULL) {
+        e = entry_spare(&ch->offered);
+        memset(e, 0, sizeof *e);
+        look_at(ch, target, e);
+        e->id = id;
+        e->used = ++ch->offered.now;
+    }
+    if (!e->usable || target < e->base || bytes > e->size || target - e->base > e->size - bytes)
+        return false;
+    *offer = (agree_offer){id, target - e->base, bytes, e->size, e->handle, 0};
+    return true;
+}
+
+/* What was freed since: another number at its place, or none. */
+static void tell_gone(channel *ch) {
+    agree_gone *gone = &ch->agree.room->gone[ch->agree.me];
+    for (int i = 0; i < CHANNEL_REACH; i++) {
+        reach_entry *e = &ch->offered.entry[i];
+        uint64_t id = 0;
+        if (e->id == 0 ||
+            (ch->cu->attribute(&id, CU_ATTRIBUTE_BUFFER_ID, e->base) == 0 && id == e->id))
+            continue;
+        const unsigned n = atomic_load(&gone->count);
+        if (e->usable) {
+            atomic_store(&gone->id[n % AGREE_GONE], e->id);
+            atomic_store(&gone->count, n + 1);
+        }
+        memset(e, 0, sizeof *e);
+    }
+}
+
+/* ---- theirs ---- */
+
+static void forget(channel *ch, reach_table *t, reach_entry *e) {
+    if (e->usable) {
+        (void)ch->cu->ipc_close(e->base);
+        t->bytes -= e->size;
+    }
+    memset(e, 0, sizeof *e);
+}
+
+cu_pointer reach_open(channel *ch, int peer, const agree_offer *offer) {
+    reach_table *t = ch->peer[peer].opened;
+    reach_entry *e = entry_of(t, offer->id);
+    if (e == NULL) {
+        if (t->bytes > REACH_MOST)
+            return 0;
+        e = entry_spare(t);
+        forget(ch, t, e);
+        e->id = offer->id;
+        e->used = ++t->now;
+        e->size = offer->size;
+        e->usable = ch->cu->ipc_open(&e->base, offer->handle, CU_IPC_LAZY_PEER) == 0;
+        t->bytes += e->usable ? e->size : 0;
+    }
+    return e->usable ? e->base + (cu_pointer)offer->offset : 0;
+}
+
+static void take_gone(channel *ch, int peer) {
+    channel_peer *p = &ch->peer[peer];
+    agree_gone *gone = &ch->agree.room->gone[peer];
+    const unsigned count = atomic_load(&gone->count);
+    const bool missed = count - p->gone > AGREE_GONE; /* then all go */
+    for (int i = 0; i < CHANNEL_REACH && missed; i++)
+        forget(ch, p->opened, &p->opened->entry[i]);
+    for (; p->gone != count && !missed; p->gone++) {
+        reach_entry *e = entry_of(p->opened, atomic_load(&gone->id[p->gone % AGREE_GONE]));
+        if (e != NULL && e->id != 0)
+            forget(ch, p->opened, e);
+    }
+    p->gone = count;
+}
+
+void reach_tidy(channel *ch) {
+    tell_gone(ch);
+    for (int i = 0; i < ch->count; i++)
+        if (channel_has(ch, i))
+            take_gone(ch, i);
+}
+
+void reach_close(channel *ch) {
+    for (int i = 0; i < ch->count; i++) {
+        reach_table *t = ch->peer[i].opened;
+        for (int k = 0; k < CHANNEL_REACH && t != NULL; k++)
+            forget(ch, t, &t->entry[k]);
+        free(t);
+        ch->peer[i].opened = NULL;
+    }
+}
