@@ -28,3 +28,8 @@ $(O)/intercept/config.h: configure.ac
 $(O)/intercept/%.o: %.c $(O)/intercept/config.h $(wildcard lib/preload/intercept/*.h lib/preload/record/*.h)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -c $< -o $@
+# (no rule of `all`: needs nvcc) the kernel for copies inside a GPU, beside the interposer
+CUDA ?= /usr/local/cuda
+$(O)/intercept_copy.fatbin: lib/preload/intercept/copy.cu
+	@mkdir -p $(@D)
+	$(CUDA)/bin/nvcc -ccbin /usr/bin/g++ -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -fatbin -o $@ $<

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An unmodified torch program with and without the interposer.
 
-    intercept.py LIBRARY [part[:n] ...]    parts: random graph mismatch abort time gemm layer (default: all);
+    intercept.py LIBRARY [part[:n] ...]    parts: random churn graph mismatch abort time gemm layer speed (default: all);
                                            :n takes the n-th of its cases alone
 
 Starts two ranks per case, plain and with LIBRARY preloaded, compares results to the bit with
@@ -53,19 +53,23 @@ def say(**fields):
     print("RESULT " + json.dumps(fields), flush=True)
 
 
-def part_random(calls, most):
-    """Random exchanges, each compared on the device with the sender's data."""
+def part_random(calls, most, seed=99, limit_s=60):
+    """Random exchanges, mostly small, each compared on the device with the sender's data. Ends early,
+    on all ranks after the same call, where the time is over."""
+    import math
     import random
 
     r = Rank()
     torch, dist = r.torch, r.dist
-    rng = random.Random(99)  # the same on all ranks
-    bases = [r.base(p, 2 * most).view(torch.int8) for p in range(r.ranks)]
+    rng = random.Random(seed)  # the same on all ranks
+    bases = [r.base(p, most + most // 2).view(torch.int8) for p in range(r.ranks)]
     groups = [None, dist.new_group(list(range(r.ranks))), dist.new_group(list(range(r.ranks)))]
-    wrong = torch.zeros(1, dtype=torch.int64, device=r.device)
-    types = [torch.bfloat16, torch.float32, torch.int64]
-    done, pending, start = 0, [], time.time()
+    wrong = torch.zeros((), dtype=torch.int64, device=r.device)
+    types = [(torch.bfloat16, 2), (torch.float32, 4), (torch.int64, 8)]
+    done, pending, start, last = 0, [], time.time(), calls
+    large, moved = 0, 0
     sums = torch.ones(1024, device=r.device)
+    over = torch.zeros(1, dtype=torch.int64, device=r.device)
 
     def finish():
         for work, out, pieces in pending:
@@ -73,34 +77,32 @@ def part_random(calls, most):
                 work.wait()
             at = 0
             for source, first, count in pieces:
-                same = torch.eq(
-                    out[at : at + count], bases[source][first : first + count]
-                ).all()
-                wrong.add_(torch.logical_not(same))
+                if count:
+                    wrong.add_(torch.ne(out[at : at + count], bases[source][first : first + count]).any())
                 at += count
         pending.clear()
 
-    while done < calls:
+    while done < last:
         kind = rng.random()
-        dtype = rng.choice(types)
-        size = torch.empty(0, dtype=dtype).element_size()
-        total = int(2 ** rng.uniform(10, __import__("math").log2(most))) // 64 * 64
+        dtype, size = rng.choice(types)
+        top = math.log2(most) if rng.random() < 0.2 else 20
+        total = int(2 ** rng.uniform(10, top)) // 64 * 64
+        even = kind < 0.4
         # split[s][d]: elements from s to d
-        if kind < 0.4:
+        if even:
             split = [[total // size // r.ranks] * r.ranks for _ in range(r.ranks)]
         else:
-            split = [
-                [int(total // size * rng.random() / r.ranks * 2) // 2 for _ in range(r.ranks)]
-                for _ in range(r.ranks)
-            ]
+            split = [[int(total // size * rng.random() / r.ranks) for _ in range(r.ranks)]
+                     for _ in range(r.ranks)]
             if kind > 0.85:
                 split[rng.randrange(r.ranks)][rng.randrange(r.ranks)] = 0
-        first = [rng.randrange(0, most // 64) * 64 for _ in range(r.ranks)]
+        first = [rng.randrange(0, most // 128) * 64 for _ in range(r.ranks)]
         counts = split[r.rank]
         incoming = [split[s][r.rank] for s in range(r.ranks)]
         send = bases[r.rank][first[r.rank] : first[r.rank] + sum(counts) * size].view(dtype)
         recv = torch.empty(sum(incoming), dtype=dtype, device=r.device)
-        even = kind < 0.4
+        large += total >= MB
+        moved += sum(counts) * size
         asynchronous = rng.random() < 0.5
         work = dist.all_to_all_single(
             recv,
@@ -120,12 +122,55 @@ def part_random(calls, most):
         if len(pending) > 4 or not asynchronous:
             finish()
         done += 1
+        if done % 500 == 0:
+            over.fill_(time.time() - start > limit_s)
+            dist.all_reduce(over)
+            last = done if over.item() else last
     finish()
     torch.cuda.synchronize()
     if r.rank == 0:
-        say(calls=done, wrong=int(wrong.item()), seconds=round(time.time() - start, 1))
+        say(calls=done, wrong=int(wrong.item()), large=large, gb=round(moved / 1e9, 1),
+            seconds=round(time.time() - start, 1))
     dist.destroy_process_group()
     sys.exit(0 if wrong.item() == 0 else 1)
+
+
+def part_churn(calls):
+    """Buffers that are allocated, freed and given back to the driver all the time: what arrives is
+    right, and what peers have opened does not keep memory for good."""
+    import random
+
+    r = Rank()
+    torch, dist = r.torch, r.dist
+    rng = random.Random(5)
+    base = [r.base(p, 512 * MB) for p in range(r.ranks)]
+    wrong = torch.zeros((), dtype=torch.int64, device=r.device)
+    dist.all_reduce(torch.ones(1, device=r.device))
+    torch.cuda.synchronize()
+    free = torch.cuda.mem_get_info()[0]
+    least = free
+    for call in range(calls):
+        n = rng.randrange(2 * MB, 24 * MB)  # elements of 8 bytes to each rank
+        send = torch.cat([base[r.rank][:n]] * r.ranks)
+        recv = torch.empty(r.ranks * n, dtype=torch.int64, device=r.device)
+        dist.all_to_all_single(recv, send)
+        for s in range(r.ranks):
+            wrong.add_(torch.ne(recv[s * n : (s + 1) * n], base[s][:n]).any())
+        del send, recv
+        if call % 5 == 4:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            least = min(least, torch.cuda.mem_get_info()[0])
+        if call % 20 == 19:
+            time.sleep(0.3)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    time.sleep(0.5)
+    lost = free - torch.cuda.mem_get_info()[0]
+    if r.rank == 0:
+        say(calls=calls, wrong=int(wrong.item()), gone_mb=lost // MB, most_gone_mb=(free - least) // MB)
+    dist.destroy_process_group()
+    sys.exit(0 if wrong.item() == 0 and lost < 300 * MB else 1)
 
 
 def part_graph(iterations):
@@ -214,13 +259,24 @@ def part_time(sizes):
     r.dist.destroy_process_group()
 
 
-def times(r, sizes):
+def times(r, sizes, uneven=False):
+    """uneven: a rank keeps 3/8 of its bytes and sends 5/8; torch
+    makes sends and receives of it, of an even one ncclAlltoAll."""
     torch, dist = r.torch, r.dist
     for mb in sizes:
-        n = int(mb * MB) // 4
+        n = int(mb * MB) // 4 // 8 * 8
+        share = [3 * n // 8, 5 * n // 8] if uneven else [n // 2, n // 2]
+        to = share if r.rank == 0 else share[::-1]  # of two ranks: what comes has the same sizes
         x, y = torch.ones(n, device=r.device), torch.empty(n, device=r.device)
+
+        def exchange():
+            if uneven:
+                dist.all_to_all_single(y, x, to, to)
+            else:
+                dist.all_to_all_single(y, x)
+
         for _ in range(5):
-            dist.all_to_all_single(y, x)
+            exchange()
         one, ten = [], []
         for _ in range(20):
             dist.barrier()
@@ -228,7 +284,7 @@ def times(r, sizes):
             a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda._sleep(400000)  # the host issues while the device waits
             a.record()
-            dist.all_to_all_single(y, x)
+            exchange()
             b.record()
             torch.cuda.synchronize()
             one.append(a.elapsed_time(b) * 1000)
@@ -236,22 +292,26 @@ def times(r, sizes):
             dist.barrier()
             torch.cuda.synchronize()
             a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(1000000)
             a.record()
             for _ in range(10):
-                dist.all_to_all_single(y, x)
+                exchange()
             b.record()
             torch.cuda.synchronize()
             ten.append(a.elapsed_time(b) * 100)
         if r.rank == 0:
-            remote = mb * MB * (r.ranks - 1) / r.ranks
-            say(mb=mb, us=round(median(one), 1), us_of_ten=round(median(ten), 1),
-                gbs=round(remote / median(ten) / 1e3, 1))
+            say(exchange="uneven" if uneven else "even", mb=mb, us=round(median(one), 1), us_least=round(min(one), 1),
+                us_of_ten=round(median(ten), 1), gbs=round(to[1] * 4 / median(ten) / 1e3, 1))
 
 
 def part_gemm(mb):
     """20 exchanges beside 20 GEMMs of 8192 x 4096 x 4096."""
     r = Rank(high_priority=True)
-    times(r, [16, 64])
+    beside_gemms(r, mb)
+    r.dist.destroy_process_group()
+
+
+def beside_gemms(r, mb):
     torch, dist = r.torch, r.dist
     n = int(mb * MB) // 4
     x, y = torch.ones(n, device=r.device), torch.empty(n, device=r.device)
@@ -294,13 +354,27 @@ def part_gemm(mb):
             gbs_alone=round(remote / median(alone), 1),
             gemm_ms_beside=round(median([t[1] for t in both]), 2),
             gemm_ms_alone=round(median(plain), 2))
-    dist.destroy_process_group()
 
 
 def part_layer(steps):
     """An eager MoE layer with all_to_all_single, as a program has it that knows nothing of us:
     time of a step, of its all-to-alls, and the losses to the bit."""
     r = Rank(high_priority=True)
+    eager_layer(r, steps)
+    r.dist.destroy_process_group()
+
+
+def part_speed(sizes, mb, steps):
+    """All that is timed, in one pair of processes."""
+    r = Rank(high_priority=True)
+    times(r, sizes)
+    times(r, sizes, uneven=True)
+    beside_gemms(r, mb)
+    eager_layer(r, steps)
+    r.dist.destroy_process_group()
+
+
+def eager_layer(r, steps):
     torch, dist = r.torch, r.dist
     torch.manual_seed(5 + r.rank)
     tokens, hidden, ffn, experts, top_k = 4096, 2048, 768, 128, 8
@@ -321,6 +395,7 @@ def part_layer(steps):
         @staticmethod
         def move(x, send, recv):
             out = torch.empty(sum(recv), x.shape[1], dtype=x.dtype, device=x.device)
+            dist.all_reduce(token)  # both ranks are here: what follows is the exchange's own time
             a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             a.record()
             dist.all_to_all_single(out, x, recv, send)
@@ -328,6 +403,7 @@ def part_layer(steps):
             spans.append((a, b))
             return out
 
+    token = torch.zeros(1, device=r.device)
     gate = torch.randn(hidden, experts, device=r.device, dtype=bf16) * 0.02
     w1 = (torch.randn(local, hidden, 2 * ffn, device=r.device, dtype=bf16) * hidden**-0.5).requires_grad_()
     w2 = (torch.randn(local, ffn, hidden, device=r.device, dtype=bf16) * ffn**-0.5).requires_grad_()
@@ -387,8 +463,8 @@ def part_layer(steps):
     if r.rank == 0:
         bits = [struct.pack("f", v.item()).hex() for v in losses]
         say(step_ms=round(median(times), 3), alltoall_ms=round(median(each), 3), of=4,
+            alltoall_least=round(min(each), 3), alltoall_most=round(max(each), 3),
             loss=round(losses[-1].item(), 6), losses=" ".join(bits[:: max(1, len(bits) // 4)]))
-    dist.destroy_process_group()
 
 
 # ---- the driver ------------------------------------------------------------------------------
@@ -450,10 +526,12 @@ def show(name, outcome):
 
 CASES = {
     # part: [(mode, arguments, limit, environment)]
-    "random": [("accelerate", [400, 64 * MB], 100, {}), ("plain", [400, 64 * MB], 100, {}),
+    "random": [("accelerate", [50000, 256 * MB, 1, 40], 100, {}), ("plain", [400, 64 * MB], 100, {}),
                ("observe", [200, 64 * MB], 100, {}),
-               ("accelerate", [200, 64 * MB], 100,
-                {"EP_OVERLAP_INTERPOSE_LEAST": "1", "EP_OVERLAP_INTERPOSE_SLOT": "1m"})],
+               ("accelerate", [50000, 64 * MB, 2, 40], 100,
+                {"EP_OVERLAP_INTERPOSE_LEAST": "1"})],
+    "churn": [("accelerate", [100], 60, {}),
+              ("accelerate", [40], 60, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})],
     "graph": [("accelerate", [20], 60, {}), ("plain", [20], 60, {})],
     "mismatch": [("plain", [], 40, {}), ("accelerate", [], 40, {})],
     "abort": [("accelerate", [], 60, {})],
@@ -461,12 +539,14 @@ CASES = {
              ("accelerate", [[0.25, 1, 2, 4, 8, 16, 64, 256]], 90,
               {"EP_OVERLAP_INTERPOSE_LEAST": "1"})],
     "layer": [("plain", [20], 60, {}), ("accelerate", [20], 60, {})],
+    "speed": [("accelerate", [[4, 8, 16, 32, 64, 256], 64, 20], 60, {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}),
+              ("plain", [[4, 8, 16, 32, 64, 256], 64, 20], 60, {"CUDA_DEVICE_MAX_CONNECTIONS": "32"})],
     "gemm": [("plain", [64], 60, {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}),
              ("plain", [64], 60, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}),
              ("accelerate", [64], 60, {"CUDA_DEVICE_MAX_CONNECTIONS": "32"})],
 }
-PARTS = {"random": part_random, "graph": part_graph, "mismatch": part_mismatch,
-         "abort": part_abort, "time": part_time, "gemm": part_gemm, "layer": part_layer}
+PARTS = {"random": part_random, "churn": part_churn, "graph": part_graph, "mismatch": part_mismatch,
+         "abort": part_abort, "time": part_time, "gemm": part_gemm, "layer": part_layer, "speed": part_speed}
 
 
 def main():
