@@ -47,7 +47,7 @@
  * they do not tell by themselves. */
 #define EPO_ENV_RECORD_WINDOW "EP_OVERLAP_RECORD_WINDOW"
 #define EPO_ENV_RECORD_CALLS "EP_OVERLAP_RECORD_CALLS"
-/* 0: CUPTI stays in the process after the window. */
+/* 1: CUPTI is taken out of the process after the window. */
 #define EPO_ENV_RECORD_LEAVE "EP_OVERLAP_RECORD_LEAVE"
 
 /* The interposer's least message, in bytes (k, m, g). */

@@ -296,8 +296,8 @@ int fake_cupti_call(void) {
         const cupti_call call = {site};
         const cupti_subscriber subscriber = state.subscriber;
         memcpy(&callback, &subscriber, sizeof callback);
-        if (callback != NULL && (state.domains & 1 << CUPTI_DOMAIN_DRIVER) != 0)
-            callback(NULL, CUPTI_DOMAIN_DRIVER, 1, &call);
+        if (callback != NULL && (state.domains & 1 << CUPTI_DOMAIN_RUNTIME) != 0)
+            callback(NULL, CUPTI_DOMAIN_RUNTIME, 1, &call);
     }
     return 0;
 }

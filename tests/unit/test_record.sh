@@ -64,15 +64,15 @@ job() { # NAME WHAT STEPS [NAME=VALUE...]: output in $work/NAME.{out,err,log,sta
 }
 
 # The jobs wait more than they work, so they run side by side.
-job steps l 260 EP_OVERLAP_RECORD_WINDOW=150-170 &
+job steps l 260 EP_OVERLAP_RECORD_WINDOW=150-170 EP_OVERLAP_RECORD_LEAVE=1 &
 job seconds '' 150 EP_OVERLAP_RECORD_WINDOW=1s-2s &
 job shorthand '' 200 EP_OVERLAP_RECORD=150-160 &
 job given '' 80 EP_OVERLAP_RECORD_WINDOW=20-30 EP_OVERLAP_RECORD_CALLS=3 &
 job early '' 30 EP_OVERLAP_RECORD_WINDOW=5000-6000 &
 job ends '' 100 EP_OVERLAP_RECORD_WINDOW=1s-50s &
-job before b 320 EP_OVERLAP_RECORD_WINDOW=200-220 &
-job after m 300 EP_OVERLAP_RECORD_WINDOW=0.5s-1.5s &
-job stays '' 120 EP_OVERLAP_RECORD_WINDOW=0.5s-1.5s EP_OVERLAP_RECORD_LEAVE=0 &
+job before b 320 EP_OVERLAP_RECORD_WINDOW=200-220 EP_OVERLAP_RECORD_LEAVE=1 &
+job after m 300 EP_OVERLAP_RECORD_WINDOW=0.5s-1.5s EP_OVERLAP_RECORD_LEAVE=1 &
+job stays '' 120 EP_OVERLAP_RECORD_WINDOW=0.5s-1.5s &
 job twice bB 350 EP_OVERLAP_RECORD_WINDOW=200-220 &
 job middle m 300 EP_OVERLAP_RECORD_WINDOW=1s-5s &
 job soon w 60 EP_OVERLAP_RECORD_WINDOW=0.5s-3s &
@@ -83,7 +83,7 @@ job tool '' 100 EP_OVERLAP_RECORD_WINDOW=1s-2s CUDA_INJECTION64_PATH=/opt/nvidia
 wait
 job many E 120 EP_OVERLAP_RECORD_WINDOW=0.5s-2s &
 job gpus G 100 EP_OVERLAP_RECORD_WINDOW=0.5s-1.5s &
-job old '' 100 EP_OVERLAP_RECORD_WINDOW=0.5s-1.5s FAKE_CUPTI_VERSION=18 &
+job old '' 100 EP_OVERLAP_RECORD_WINDOW=0.5s-1.5s FAKE_CUPTI_VERSION=18 EP_OVERLAP_RECORD_LEAVE=1 &
 job oldest '' 100 EP_OVERLAP_RECORD_WINDOW=0.5s-1.5s FAKE_CUPTI_VERSION=15 &
 job newer '' 100 EP_OVERLAP_RECORD_WINDOW=0.5s-1.5s FAKE_CUPTI_VERSION=140200 &
 job ancient '' 100 EP_OVERLAP_RECORD_WINDOW=0.5s-1.5s FAKE_CUPTI_VERSION=12 &
@@ -152,7 +152,7 @@ left() { # NAME TIMES: CUPTI was taken out
 check "beside a profiler that has been at work CUPTI stays" left before 0
 check "a profiler after CUPTI has left: its trace" profiled after 1 60
 check "that is after it" left after 1
-check "by request CUPTI stays" given_back stays 0
+check "without being asked CUPTI stays" given_back stays 0
 check "a release that may not leave stays" given_back old 0
 check "a profiler's clock is not ours, and comes back" clocks
 check "a profiler twice: its traces" profiled twice 2 '\(15\|60\)'

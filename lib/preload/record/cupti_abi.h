@@ -28,7 +28,7 @@ enum { CUPTI_COPY_DEVICE_TO_DEVICE = 8, CUPTI_COPY_PEER = 10 };
 enum { CUPTI_FLUSH_FORCED = 1 };
 
 /* How the data of a callback begins. */
-enum { CUPTI_DOMAIN_DRIVER = 1, CUPTI_DOMAIN_RUNTIME = 2, CUPTI_SITE_EXIT = 1 };
+enum { CUPTI_DOMAIN_RUNTIME = 2, CUPTI_SITE_EXIT = 1 };
 typedef struct cupti_call {
     int site;
 } cupti_call;

@@ -53,15 +53,15 @@ static int64_t cupti_now(const cupti *c) {
     return c->now(&now) == CUPTI_OK ? (int64_t)now : 0;
 }
 
-/* At the exit of a call of CUDA, which is where CUPTI may be taken away. */
+/* At the end of a call of the run-time library, which is where CUPTI may be taken away: a
+ * driver's call may be inside one, whose end CUPTI would still have to see. */
 static void on_call(void *user, int domain, uint32_t id, const void *data) {
     const cupti *c = context.facts.cupti;
     const cupti_call *call = data;
     int wanted = LEAVE_WANTED;
     (void)user;
     (void)id;
-    if ((domain != CUPTI_DOMAIN_DRIVER && domain != CUPTI_DOMAIN_RUNTIME) || call == NULL ||
-        call->site != CUPTI_SITE_EXIT ||
+    if (domain != CUPTI_DOMAIN_RUNTIME || call == NULL || call->site != CUPTI_SITE_EXIT ||
         !atomic_compare_exchange_strong(&context.leaving, &wanted, LEAVE_NOW))
         return;
     (void)c->unsubscribe(context.subscriber);
@@ -152,7 +152,6 @@ static void stay(const cupti *c) {
     const struct timespec nap = {0, 1000000};
     int wanted = LEAVE_WANTED;
     if (atomic_compare_exchange_strong(&context.leaving, &wanted, LEAVE_NOT)) {
-        (void)c->domain(0, context.subscriber, CUPTI_DOMAIN_DRIVER);
         (void)c->domain(0, context.subscriber, CUPTI_DOMAIN_RUNTIME);
         unsubscribe(c);
         return;
@@ -163,7 +162,7 @@ static void stay(const cupti *c) {
 
 static bool may_leave(const cupti *c) {
     const char *word = getenv(EPO_ENV_RECORD_LEAVE);
-    if (word != NULL && strcmp(word, "0") == 0)
+    if (word == NULL || strcmp(word, "1") != 0)
         return false;
     return c != NULL && !context.open && !context.used_by_others && c->domain != NULL &&
            c->finalize != NULL && c->number >= CUPTI_VERSION_LEAVES &&
@@ -177,9 +176,8 @@ bool hold_leave(void) {
     const cupti *c = context.facts.cupti;
     const bool leaves = may_leave(c);
     if (leaves) {
-        atomic_store(&context.leaving, LEAVE_WANTED);
-        (void)c->domain(1, context.subscriber, CUPTI_DOMAIN_DRIVER);
         (void)c->domain(1, context.subscriber, CUPTI_DOMAIN_RUNTIME);
+        atomic_store(&context.leaving, LEAVE_WANTED); /* not while we are inside CUPTI */
     }
     pthread_mutex_unlock(&context.lock);
     return leaves;

@@ -28,8 +28,8 @@ hold_answer hold_open(char *why);
 /* Switches it off and fetches what is complete.  Nothing, unless it is open. */
 void hold_close(void);
 /* Begins to take CUPTI out of the process again: what it has put in front of every call of
- * CUDA costs a launch 1.7 us for ever.  Done at the end of the program's next call.  False:
- * it stays, as others have used it or this release may not leave. */
+ * CUDA costs a launch 1.7 us for ever.  Done at the end of one of the program's calls.  False:
+ * it stays, as nobody asked, others have used it or this release may not leave. */
 bool hold_leave(void);
 /* After hold_leave(): false: not yet. */
 bool hold_has_left(void);
