@@ -273,6 +273,38 @@ __device__ __forceinline__ bool left_out(const Ranges &r, int (&from)[kWide], co
     return true;
 }
 
+/* 16 bytes as they were loaded: elements taken apart at once would want a register each. */
+template <typename T> struct Held { uint4 raw; };
+__device__ __forceinline__ void held_add(float (&sum)[4], const Held<float> &h) {
+    const uint32_t w[4] = {h.raw.x, h.raw.y, h.raw.z, h.raw.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        sum[i] += __uint_as_float(w[i]);
+}
+__device__ __forceinline__ void held_add(float (&sum)[8], const Held<__nv_bfloat16> &h) {
+    const uint32_t w[4] = {h.raw.x, h.raw.y, h.raw.z, h.raw.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        sum[2 * i] += __uint_as_float(w[i] << 16);
+        sum[2 * i + 1] += __uint_as_float(w[i] & 0xffff0000u);
+    }
+}
+__device__ __forceinline__ void held_add(float (&sum)[8], const Held<__half> &h) {
+    const uint32_t w[4] = {h.raw.x, h.raw.y, h.raw.z, h.raw.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        sum[2 * i] += __half2float(__ushort_as_half((unsigned short)(w[i] & 0xffffu)));
+        sum[2 * i + 1] += __half2float(__ushort_as_half((unsigned short)(w[i] >> 16)));
+    }
+}
+template <typename T> struct Single { T v; };
+template <typename T>
+__device__ __forceinline__ void held_add(float (&sum)[1], const Single<T> &h) {
+    sum[0] += to_float<T>(h.v);
+}
+template <typename T, int N> struct held_of { using type = Held<T>; };
+template <typename T> struct held_of<T, 1> { using type = Single<T>; };
+
 /* One block takes kSummands / kWide rows at a time, one unit of each per thread; all their
  * summands (kWide of a row at most, where it takes several) are loaded together and added in
  * ascending j. */
@@ -281,6 +313,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     reduce_rows(T *dst, const T *src, const T *own, const int32_t *index, uint64_t rows, int width,
                 int elements, const uint32_t *late, const __grid_constant__ Ranges only) {
     using P = Pack<T, N>;
+    using H = typename held_of<T, N>::type;
     constexpr int kRows = kSummands / kWide;
     const int units = elements / N, turns = kRows == 1 ? (width + kWide - 1) / kWide : 1;
     const bool broken = is_late(late);
@@ -291,7 +324,7 @@ __global__ void __launch_bounds__(kThreads, 4)
         for (int u = threadIdx.x; u < units; u += kThreads) {
             float sum[N];
             for (int turn = 0; turn < turns; turn++) {
-                P v[kRows][kWide];
+                H v[kRows][kWide];
                 int from[kRows][kWide];
 #pragma unroll
                 for (int r = 0; r < kRows; r++)
@@ -314,7 +347,7 @@ __global__ void __launch_bounds__(kThreads, 4)
                         const uint64_t there = (uint64_t)(at >= 0 ? at : -2 - at);
                         if (at != -1)
                             v[r][k] =
-                                reinterpret_cast<const P *>(base + there * (uint64_t)elements)[u];
+                                reinterpret_cast<const H *>(base + there * (uint64_t)elements)[u];
                     }
 #pragma unroll
                 for (int r = 0; r < kRows; r++) {
@@ -324,11 +357,8 @@ __global__ void __launch_bounds__(kThreads, 4)
                             sum[i] = 0.0f;
 #pragma unroll
                     for (int k = 0; k < kWide; k++)
-                        if (from[r][k] != -1) {
-#pragma unroll
-                            for (int i = 0; i < N; i++)
-                                sum[i] += to_float<T>(v[r][k].e[i]);
-                        }
+                        if (from[r][k] != -1)
+                            held_add(sum, v[r][k]);
                     if (turn < turns - 1 || r >= left || (out_of >> r & 1) != 0)
                         continue;
                     P out;
