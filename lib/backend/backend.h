@@ -236,6 +236,7 @@ typedef struct epo_chain {
     const epo_chain_part *part;
     int parts;
     epo_event *lent; /* exchanges issued before need room on the device until this; or NULL */
+    bool hurry;      /* a hint: nothing runs beside the last parts' way back */
 } epo_chain;
 
 /* Wire rows: `elements`, a multiple of the group, in e4m3, then an fp32 scale for each

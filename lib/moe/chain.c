@@ -65,6 +65,7 @@ static bool chain_issue(moe_pass *p, const epo_layer *l, const epo_gemm *first,
     epo_deps deps = moe_deps(name, EPO_INTERVAL_COMPUTE, -1);
     deps.signal = end;
     c.lent = g->sent; /* the last of the dispatch */
+    c.hurry = p->tail;
     p->chained = true;
     if (p->status == EPO_OK)
         p->status = g->ops->chain(g->compute, &c, &deps);

@@ -147,6 +147,7 @@ static epo_gg_chain chain_shape(const epo_chain *c) {
         gg.row_dweight = act->dw;
     }
     gg.parts = c->parts;
+    gg.hurry = c->hurry;
     for (int i = 0; i < c->parts; i++) {
         gg.part[i].first = c->part[i].first;
         gg.part[i].count = c->part[i].count;

@@ -405,6 +405,7 @@ static bool one_case(pass *p, dice *r, int i, cudaStream_t main, cudaStream_t be
     c.first.sms = late || takes || r->chance(50) ? 2 + r->upto(90) : 0;
     c.first.cluster = p->cluster != 0 ? p->cluster : r->upto(2);
     c.first.group_m = r->upto(5);
+    c.hurry = r->chance(30);
     for (int k = 0; k < p->parts; k++) {
         int swap = r->upto(k);
         order_host[k] = order_host[swap];

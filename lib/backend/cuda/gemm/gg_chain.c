@@ -182,6 +182,7 @@ static void set_parts(const epo_gg_chain *c, gg_chain *to) {
     to->left = c->left;
     to->left_value = c->left_value;
     to->arrived = c->arrived != 0;
+    to->hurry = c->hurry != 0 && c->parts > 1;
     for (int i = 0; i < c->parts; i++) {
         const epo_gg_part *p = &c->part[i];
         to->part[i] = (gg_chain_part){.flag = p->flag,

@@ -147,16 +147,18 @@ __device__ __forceinline__ int share_take(const gg_chain &c, progress &at, int w
 }
 
 /* One thread takes the next unit: of the round's first share if its rows are here, else of
- * the other, which needs none; if only such are left that need rows, it waits for them. */
+ * the other, which needs none; if only such are left that need rows, it waits for them.
+ * With `hurry` the last step begins when those before it are all but done. */
 __device__ __forceinline__ int unit_take(const gg_chain &c, progress &at, int &which,
                                          uint64_t &spin) {
     int rounds = c.steps + c.stages - 1;
     while (at.round < rounds && block_stays(c.stage[0])) {
         int part = at.round < c.steps ? c.step_part[at.round] : 0;
         bool first = !at.empty[0] && c.share[2 * at.round] < c.share[2 * at.round + 1];
-        which = first && part_glance(c, part) ? 0 : 1;
+        bool behind = c.hurry && at.round == c.steps - 1 && !at.empty[1];
+        which = first && !behind && part_glance(c, part) ? 0 : 1;
         int unit = share_take(c, at, which);
-        if (unit == kNoUnit && which == 0) {
+        if (unit == kNoUnit && (which == 0 || (first && part_glance(c, part)))) {
             continue;
         }
         if (unit != kNoUnit) {

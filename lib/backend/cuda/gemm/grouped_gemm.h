@@ -182,6 +182,8 @@ typedef struct epo_gg_chain {
     uint64_t *left, left_value;
     /* This launch stands behind all parts' rows: it looks at no flag and leaves nothing. */
     int arrived;
+    /* The parts before the last are to be done before it: what follows them is waited for. */
+    int hurry;
     void *workspace;
     uint64_t workspace_bytes;
 } epo_gg_chain;
