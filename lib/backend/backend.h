@@ -130,7 +130,6 @@ typedef struct epo_backend_info {
     bool parts;           /* exchange takes several parts */
     bool own_rows;        /* gather and reduce read `own`, and route_send numbers own rows */
     bool sums;            /* exchange sums rows on their way, where rows are 16-byte units */
-    bool early_sums;      /* a pass's last reduce pays in two, by ranges */
     uint32_t ways;        /* bit 1 << epo_way for each that exchange has; 0: it has one */
     uint64_t window_page; /* a window's bytes are rounded up to it; 0: they are not */
     uint32_t types;       /* bit 1 << epo_dtype for each type served; 0: fp32 and bf16 */
@@ -279,11 +278,6 @@ typedef struct epo_rows_spread {
     uint32_t row_bytes;
 } epo_rows_spread;
 
-#define EPO_REDUCE_RANGES 16
-typedef struct epo_row_range {
-    int32_t first, end;
-} epo_row_range;
-
 /* dst[i] = sum over j ascending, in fp32, of src[index[i*width + j]], -1 passed
  * over, rounded once to `type`. */
 typedef struct epo_rows_reduce {
@@ -295,11 +289,6 @@ typedef struct epo_rows_reduce {
     int elements; /* per row */
     epo_dtype type;
     const void *own; /* as in a gather */
-    /* ranges > 0: of the rows of dst, those with a summand in one of these ranges of src
-     * alone (`inside`), or all others alone. */
-    int ranges;
-    bool inside;
-    epo_row_range range[EPO_REDUCE_RANGES];
 } epo_rows_reduce;
 
 /* SwiGLU over expert-major rows [row, row+rows): h[.][2F] (gate, up), w[.] fp32.

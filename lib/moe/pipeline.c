@@ -513,45 +513,6 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
         moe_link_return(p, chunk, row_weight != NULL);
 }
 
-/* Where the last chunk's rows come back to, a range for each peer that sends some; false:
- * more than a reduce takes. */
-static bool last_ranges(const moe_pass *p, epo_rows_reduce *r) {
-    const moe_lane *lane = &p->combine;
-    const int from = lane->recv_first[moe_pass_plan_chunk(p, p->chunks - 1)];
-    const int to = lane->recv_first[moe_pass_plan_chunk(p, p->chunks)];
-    for (int i = from; i < to; i++) {
-        const moe_piece *piece = &lane->recv[i];
-        const int32_t first = (int32_t)piece->dst_row,
-                      end = (int32_t)(piece->dst_row + piece->rows);
-        if (r->ranges > 0 && r->range[r->ranges - 1].end == first)
-            r->range[r->ranges - 1].end = end;
-        else if (r->ranges < EPO_REDUCE_RANGES)
-            r->range[r->ranges++] = (epo_row_range){first, end};
-        else
-            return false;
-    }
-    return r->ranges > 0;
-}
-
-/* The sums that need nothing of the last chunk, while its rows are on their way: then
- * *rest are the others.  Where other lanes make rows that stay, `rows` says too little. */
-static void sum_early(moe_pass *p, epo_rows_reduce *rest) {
-    epo_group *g = p->group;
-    const moe_slot *slot = &p->buffer->combine;
-    const int chunk = p->chunks - 2;
-    epo_rows_reduce some = *rest;
-    epo_deps deps = moe_deps("unpermute", EPO_INTERVAL_LOCAL, chunk);
-    if (!g->ops->info(g->be)->early_sums || p->chunks < 2 || !p->tail || p->beside ||
-        p->plan->back != NULL || !(p->chained || g->odd == NULL) || !last_ranges(p, &some))
-        return;
-    moe_deps_wait(&deps, moe_buffer_flag(p->buffer, moe_pass_arrive(p, slot, chunk), slot->use,
-                                         "combine chunk", chunk));
-    deps.result = true;
-    p->status = g->ops->reduce(g->compute, &some, &deps);
-    *rest = some;
-    rest->inside = true;
-}
-
 void moe_pass_finish(moe_pass *p, void *y, float *slot_weight) {
     epo_group *g = p->group;
     const epo_plan *plan = p->plan;
@@ -574,7 +535,6 @@ void moe_pass_finish(moe_pass *p, void *y, float *slot_weight) {
                               .type = b->type,
                               .own = plan->own_stays ? p->own : NULL};
     epo_deps deps = moe_deps("unpermute", EPO_INTERVAL_LOCAL, -1);
-    sum_early(p, &reduce);
     /* A peer's exchanges run in order, so its last chunk tells of all.  `sent`:
      * when the outputs are complete, nothing reads this pass's memory any more. */
     moe_deps_wait(&deps, moe_buffer_flag(b, moe_pass_arrive(p, slot, p->chunks - 1), slot->use,
@@ -585,8 +545,7 @@ void moe_pass_finish(moe_pass *p, void *y, float *slot_weight) {
     deps.signal = p->done;
     deps.result = true;
     g->stats.local_bytes += ((uint64_t)plan->sum_width + 1) * tokens * b->row_bytes;
-    if (p->status == EPO_OK)
-        p->status = g->ops->reduce(g->compute, &reduce, &deps);
+    p->status = g->ops->reduce(g->compute, &reduce, &deps);
     if (slot_weight != NULL && p->status == EPO_OK) {
         epo_rows_gather gather = {.dst = slot_weight,
                                   .src = moe_buffer_at(b, slot->extra),

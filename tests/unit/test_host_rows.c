@@ -195,43 +195,6 @@ static void reduce_case(rank_ctx *c, bench *b, uint64_t *seed, int t) {
     free(src.data), free(dst.data), free(index);
 }
 
-/* Rows without a summand in the ranges, then those with one: together all, each row once. */
-static void reduce_ranges_case(rank_ctx *c, bench *b, uint64_t *seed) {
-    enum { ROWS = 30, WIDTH = 4, FROM = 40, ELEMENTS = 24 };
-    array src = array_random((uint64_t)FROM * ELEMENTS, EPO_F32, seed, 3.0f);
-    float whole[ROWS * ELEMENTS], parts[ROWS * ELEMENTS];
-    int32_t index[ROWS * WIDTH];
-    bool inside[ROWS] = {false};
-    for (int i = 0; i < ROWS * WIDTH; i++)
-        index[i] = (int32_t)rng_below(seed, FROM + 1) - 1;
-    epo_rows_reduce r = {.dst = whole,
-                         .src = src.data,
-                         .index = index,
-                         .rows = ROWS,
-                         .width = WIDTH,
-                         .elements = ELEMENTS,
-                         .type = EPO_F32};
-    run_one(c, c->ops->reduce(b->q, &r, &b->deps), b->done);
-    r.dst = parts;
-    r.ranges = 2;
-    r.range[0] = (epo_row_range){0, (int32_t)rng_below(seed, 6)};
-    r.range[1] = (epo_row_range){30, 30 + (int32_t)rng_below(seed, 6)};
-    for (int i = 0; i < ROWS * WIDTH; i++)
-        for (int k = 0; k < 2; k++)
-            inside[i / WIDTH] =
-                inside[i / WIDTH] || (index[i] >= r.range[k].first && index[i] < r.range[k].end);
-    memset(parts, 0xff, sizeof parts);
-    run_one(c, c->ops->reduce(b->q, &r, &b->deps), b->done);
-    int wrong = 0;
-    for (int i = 0; i < ROWS * ELEMENTS; i++)
-        wrong += inside[i / ELEMENTS] ? !isnan(parts[i]) : parts[i] != whole[i];
-    EXPECT(c, wrong == 0);
-    r.inside = true;
-    run_one(c, c->ops->reduce(b->q, &r, &b->deps), b->done);
-    EXPECT(c, memcmp(parts, whole, sizeof whole) == 0);
-    free(src.data);
-}
-
 /* ---- SwiGLU ------------------------------------------------------------------------------- */
 
 typedef struct gate {
@@ -434,8 +397,6 @@ static void rows_cases(rank_ctx *c) {
         gather_case(c, &b, &seed);
     for (int n = 0; n < 45; n++)
         reduce_case(c, &b, &seed, n % 3);
-    for (int n = 0; n < 20; n++)
-        reduce_ranges_case(c, &b, &seed);
     float minus = -0.0f, out = 1.0f;
     int32_t first = 0;
     epo_rows_reduce one = {.dst = &out,

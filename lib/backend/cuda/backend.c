@@ -160,15 +160,6 @@ static epo_status sums_choose(epo_backend *be) {
     return EPO_OK;
 }
 
-/* Not by default: measured slower with the kernel that it had first. */
-static epo_status early_choose(epo_backend *be) {
-    const char *wish = getenv("EP_OVERLAP_CUDA_EARLY");
-    if (wish != NULL && wish[0] != '\0' && strcmp(wish, "0") != 0 && strcmp(wish, "1") != 0)
-        return epo_fail(EPO_E_ARG, "EP_OVERLAP_CUDA_EARLY: found '%s', allowed 0, 1", wish);
-    be->early_sums = wish != NULL && strcmp(wish, "1") == 0;
-    return EPO_OK;
-}
-
 static epo_status gemm_choose(epo_backend *be) {
     const char *chain = getenv("EP_OVERLAP_CUDA_CHAIN");
     if (chain != NULL && chain[0] != '\0' && strcmp(chain, "0") != 0 && strcmp(chain, "1") != 0)
@@ -256,8 +247,8 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
         (status = gpu_memory_open(be)) != EPO_OK || (status = gpu_kernels_load(be)) != EPO_OK ||
         (status = gpu_late_open(be)) != EPO_OK || (status = gpu_watch_start(be)) != EPO_OK ||
         (status = waits_choose(be)) != EPO_OK || (status = gemm_choose(be)) != EPO_OK ||
-        (status = sums_choose(be)) != EPO_OK || (status = early_choose(be)) != EPO_OK ||
-        (status = copies_choose(be)) != EPO_OK || (status = way_choose(be)) != EPO_OK ||
+        (status = sums_choose(be)) != EPO_OK || (status = copies_choose(be)) != EPO_OK ||
+        (status = way_choose(be)) != EPO_OK ||
         (status = reach_choose(be, config->overlap, why, sizeof why)) != EPO_OK) {
         char text[EPO_ERROR_MAX]; /* the peers need not wait for this rank */
         snprintf(text, sizeof text, "%s", epo_fail_text());
@@ -279,7 +270,6 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
         .parts = be->one_sided,
         .own_rows = true,
         .window_page = GPU_WINDOW_PAGE,
-        .early_sums = be->early_sums,
         .sums = be->one_sided && be->sums,
         .ways = be->one_sided ? be->ways : 0,
         .types = 1U << EPO_F32 | 1U << EPO_BF16 | 1U << EPO_F16,

@@ -148,7 +148,6 @@ struct epo_backend {
     bool batch_copies;    /* many copies in one call */
     bool bulk;            /* the device copies in bulk: kernels of flex_*.cu (sm_90) */
     bool sums;            /* exchanges sum rows on their way */
-    bool early_sums;      /* the last reduce of a pass in two */
     bool shared_device;   /* another rank uses this GPU too */
     bool any_shared;      /* some GPU has several ranks */
     gpu_words *words;     /* with the first queue that has chains */

@@ -242,37 +242,6 @@ __global__ void __launch_bounds__(kPushThreads, 1)
 
 constexpr int kSummands = 8; /* in flight */
 
-struct Ranges {
-    int count;
-    bool inside;
-    epo_row_range range[EPO_REDUCE_RANGES];
-};
-
-__device__ __forceinline__ bool in_ranges(const Ranges &r, int32_t from) {
-    bool found = false;
-    for (int i = 0; i < r.count; i++)
-        found = found || (from >= r.range[i].first && from < r.range[i].end);
-    return found;
-}
-
-/* Is a row, some of whose summands are these, left out?  Then none of them is loaded. */
-template <int kWide>
-__device__ __forceinline__ bool left_out(const Ranges &r, int (&from)[kWide], const int32_t *list,
-                                         int width) {
-    bool found = false;
-#pragma unroll
-    for (int k = 0; k < kWide; k++)
-        found = found || in_ranges(r, from[k]);
-    for (int j = 0; j < width && !found && width > kWide; j++)
-        found = in_ranges(r, __ldg(list + j));
-    if (found == r.inside)
-        return false;
-#pragma unroll
-    for (int k = 0; k < kWide; k++)
-        from[k] = -1;
-    return true;
-}
-
 /* 16 bytes as they were loaded: elements taken apart at once would want a register each. */
 template <typename T> struct Held { uint4 raw; };
 __device__ __forceinline__ void held_add(float (&sum)[4], const Held<float> &h) {
@@ -311,7 +280,7 @@ template <typename T> struct held_of<T, 1> { using type = Single<T>; };
 template <typename T, int N, int kWide>
 __global__ void __launch_bounds__(kThreads, 4)
     reduce_rows(T *dst, const T *src, const T *own, const int32_t *index, uint64_t rows, int width,
-                int elements, const uint32_t *late, const __grid_constant__ Ranges only) {
+                int elements, const uint32_t *late) {
     using P = Pack<T, N>;
     using H = typename held_of<T, N>::type;
     constexpr int kRows = kSummands / kWide;
@@ -333,11 +302,6 @@ __global__ void __launch_bounds__(kThreads, 4)
                         const int j = turn * kWide + k;
                         from[r][k] = r < left && j < width ? __ldg(list + r * width + j) : -1;
                     }
-                unsigned out_of = 0; /* rows of these that are not wanted, a bit each */
-#pragma unroll
-                for (int r = 0; r < kRows && only.count > 0; r++)
-                    out_of |= (unsigned)left_out<kWide>(only, from[r], list + r * width, width)
-                              << r;
 #pragma unroll
                 for (int r = 0; r < kRows; r++)
 #pragma unroll
@@ -359,7 +323,7 @@ __global__ void __launch_bounds__(kThreads, 4)
                     for (int k = 0; k < kWide; k++)
                         if (from[r][k] != -1)
                             held_add(sum, v[r][k]);
-                    if (turn < turns - 1 || r >= left || (out_of >> r & 1) != 0)
+                    if (turn < turns - 1 || r >= left)
                         continue;
                     P out;
 #pragma unroll
@@ -471,11 +435,9 @@ void reduce_run(cudaStream_t stream, int sms, const epo_rows_reduce *r, const ui
     const uint64_t most = (uint64_t)(sms > 0 ? sms : 1) * 8;
     const uint64_t need = (r->rows + kSummands / kWide - 1) / (kSummands / kWide);
     const unsigned blocks = (unsigned)(need < most ? need : most);
-    Ranges only = {r->ranges, r->inside, {}};
-    memcpy(only.range, r->range, sizeof only.range);
     reduce_rows<T, N, kWide><<<blocks, kThreads, 0, stream>>>(
         static_cast<T *>(r->dst), static_cast<const T *>(r->src), static_cast<const T *>(r->own),
-        r->index, r->rows, r->width, r->elements, late, only);
+        r->index, r->rows, r->width, r->elements, late);
 }
 
 template <typename T>

@@ -62,7 +62,6 @@ static epo_backend *backend_new(const host_place *p) {
         .default_chunks = 4,
         .window_page = HOST_PAGE,
         .one_sided = true,
-        .early_sums = true,
         .types = 1u << EPO_F32 | 1u << EPO_BF16 | 1u << EPO_F16,
     };
     return be;

@@ -113,20 +113,9 @@ HOST_INLINE void reduce_block(const epo_rows_reduce *r, uint64_t row, uint64_t a
     host_store(r->dst, row * (uint64_t)r->elements + at, sum, n, r->type);
 }
 
-static bool reduce_wanted(const epo_rows_reduce *r, uint64_t row) {
-    const int32_t *index = r->index + row * (uint64_t)r->width;
-    bool found = false;
-    for (int j = 0; j < r->width && !found; j++)
-        for (int i = 0; i < r->ranges && !found; i++)
-            found = index[j] >= r->range[i].first && index[j] < r->range[i].end;
-    return r->ranges == 0 || found == r->inside;
-}
-
 HOST_INLINE void reduce_rows(const epo_rows_reduce *r) {
     uint64_t elements = (uint64_t)r->elements;
     for (uint64_t row = 0; row < r->rows; row++) {
-        if (!reduce_wanted(r, row))
-            continue;
         for (uint64_t at = 0; at < elements; at += ROWS_BLOCK) {
             uint64_t n = elements - at < ROWS_BLOCK ? elements - at : ROWS_BLOCK;
             reduce_block(r, row, at, n);
