@@ -19,8 +19,8 @@
  * each expert's part starting at an aligned row; the rows in between are zero.
  *
  * Calls marked [collective] are made by every rank of the group, in the same
- * order; ranks that are in different calls get EPO_E_PEER (host engine).  No other
- * call waits for a peer.
+ * order; ranks that are in different calls get EPO_E_PEER (CUDA: late, where ranks are
+ * processes of one machine and no graphs).  No other call waits for a peer.
  *
  * Streams: with the host engine `stream` must be NULL and a call returns when
  * its outputs are complete.  With the CUDA engine it is a cudaStream_t, the

@@ -17,10 +17,11 @@ enum { LINES = 2400 };
 
 /* What the line of a rank that waited has to say of the phase: one of these. */
 static const struct {
-    const char *name, *words[3];
+    const char *name, *words[4];
 } phases[PHASES] = {
     [PHASE_GROUP] = {"group creation", {"make a group", "group was made", NULL}},
-    [PHASE_MEETING] = {"group creation, come", {"make a group", "group was made", "agreement"}},
+    [PHASE_MEETING] = {"group creation, come",
+                       {" a group", "group was made", "agreement", "barrier"}},
     [PHASE_BUFFER] = {"buffer creation", {"allgather", "agreement", "barrier"}},
     [PHASE_PLAN] = {"plan", {"allgather", "counts", "plan"}},
     [PHASE_DISPATCH] = {"dispatch", {"dispatch", NULL, NULL}},
@@ -89,7 +90,7 @@ static int lines_of(const char *text) {
 static bool has_word(const fault_case *c, const char *text) {
     if (c->kind == TWISTED)
         return strstr(text, twists[c->twist].word) != NULL;
-    for (int i = 0; i < 3 && phases[c->phase].words[i] != NULL; i++)
+    for (int i = 0; i < 4 && phases[c->phase].words[i] != NULL; i++)
         if (strstr(text, phases[c->phase].words[i]) != NULL)
             return true;
     return false;

@@ -51,6 +51,8 @@ static void make_turns(proc *me, epo_meeting *m, meet_block *b, int ranks) {
     epo_meeting_turn(m, &turn, rank == 1);
     turn.kind = rank == 2 ? EPO_TURN_BARRIER : EPO_TURN_COMBINE;
     epo_meeting_turn(m, &turn, false);
+    turn.kind = rank == 2 ? EPO_TURN_PLAN : EPO_TURN_BARRIER; /* follows from it: not told */
+    epo_meeting_turn(m, &turn, false);
     meet_all(b, ranks, 4);
     EXPECT(me, rank != 0 || (epo_meeting_differs(m, 2, text, sizeof text) &&
                              text_has(text, "rank 0 is in combine of plan 21, rank 2 in barrier")));

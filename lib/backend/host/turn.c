@@ -73,10 +73,10 @@ epo_status host_turn_end(epo_backend *be) {
 bool host_turns_differ(const host_shared *shared, int rank, int peer, uint64_t last, char *text,
                        size_t size) {
     char a[48], b[48];
-    for (uint64_t back = 0; back < HOST_TURNS && back < last; back++) {
-        const uint64_t at = (last - back) % HOST_TURNS;
-        uint64_t mine = atomic_load(&shared->peer[rank].turn[at]);
-        uint64_t other = atomic_load(&shared->peer[peer].turn[at]);
+    /* The earliest first: what comes behind it only follows from it. */
+    for (uint64_t at = last < HOST_TURNS ? 1 : last - HOST_TURNS + 1; at <= last; at++) {
+        uint64_t mine = atomic_load(&shared->peer[rank].turn[at % HOST_TURNS]);
+        uint64_t other = atomic_load(&shared->peer[peer].turn[at % HOST_TURNS]);
         if (other == mine || (uint32_t)other != (uint32_t)mine)
             continue; /* the same call, or the peer has not come so far, or is far ahead */
         if ((other & ~REFUSED) != (mine & ~REFUSED))
