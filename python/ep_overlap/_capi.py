@@ -70,6 +70,7 @@ class BufferConfig(_Sized):
         ("max_tokens", c_int), ("type", c_int), ("dispatcher", c_int), ("chunks", c_int),
         ("align_rows", c_int), ("max_rows", c_uint64), ("capacity_factor", c_double),
         ("capacity", c_int), ("overflow", c_int), ("pad_to_capacity", c_int),
+        ("wire", c_int), ("graphs", c_int),
     ]
 
 

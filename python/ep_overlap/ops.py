@@ -187,13 +187,15 @@ class Buffer:
 
     experts: E of the whole group. top_k: K at most. max_tokens: T of any rank at most.
     capacity_factor, overflow ("error", "drop_by_weight", "drop_by_position"), pad_to_capacity: as
-    ep_overlap.h has them; without them every plan has its exact size.
+    ep_overlap.h has them; without them every plan has its exact size. graphs: calls may be captured in
+    a CUDA graph (torch.cuda.graph); needs alltoall and pad_to_capacity.
     """
 
     def __init__(self, group: Group, *, hidden: int, experts: int, top_k: int, max_tokens: int,
                  dtype: torch.dtype = torch.bfloat16, dispatcher: Optional[str] = None, chunks: int = 0,
                  align_rows: int = 0, max_rows: int = 0, capacity_factor: float = 0.0,
-                 capacity: int = -1, overflow: str = "error", pad_to_capacity: bool = False) -> None:
+                 capacity: int = -1, overflow: str = "error", pad_to_capacity: bool = False,
+                 graphs: bool = False) -> None:
         if overflow not in c.OVERFLOWS:
             raise ValueError("overflow: found %r, allowed are %s" % (overflow, ", ".join(c.OVERFLOWS)))
         self.group, self.hidden, self.experts, self.top_k, self.dtype = group, hidden, experts, top_k, dtype
@@ -201,7 +203,8 @@ class Buffer:
             experts=experts, hidden=hidden, top_k=top_k, max_tokens=max_tokens, type=_type_of(dtype),
             dispatcher=c.DISPATCHERS[dispatcher], chunks=chunks, align_rows=align_rows, max_rows=max_rows,
             capacity_factor=capacity_factor, capacity=capacity, overflow=c.OVERFLOWS[overflow],
-            pad_to_capacity=int(pad_to_capacity))
+            pad_to_capacity=int(pad_to_capacity), graphs=int(graphs))
+        self._captured: List["Plan"] = []  # graphs use their memory until this buffer is closed
         count = c_uint64()
         c.check(c.library().epo_buffer_bytes(group.handle, byref(self._config), byref(count)))
         self.bytes = count.value
@@ -215,11 +218,15 @@ class Buffer:
 
     def plan(self, experts: torch.Tensor, weights: Optional[torch.Tensor] = None) -> "Plan":
         """experts int64 [T, K], -1 for a slot that is not used; weights float32 [T, K] or None: 1.
-        [collective] Waits until the counts are known."""
-        return Plan(self, experts, weights)
+        [collective] Waits until the counts are known, unless the buffer is for graphs."""
+        plan = Plan(self, experts, weights)
+        if self._config.graphs and torch.cuda.is_current_stream_capturing():
+            self._captured.append(plan)
+        return plan
 
     def close(self) -> None:
-        """[collective] After the last plan made from it."""
+        """[collective] After the last plan made from it, and the last replay of a graph."""
+        self._captured.clear()
         if self._handle is not None:
             handle, self._handle = self._handle, None
             c.check(c.library().epo_buffer_destroy(handle))

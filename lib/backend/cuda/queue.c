@@ -108,11 +108,15 @@ epo_status gpu_event_create(epo_backend *be, epo_event **out) {
     return EPO_OK;
 }
 
+/* As gpu_event_query, where the caller's thread may be capturing. */
 void gpu_event_destroy(epo_backend *be, epo_event *event) {
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     if (event == NULL)
         return;
     gpu_word_give(be, event);
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
     (void)cudaEventDestroy(event->cuda);
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
     free(event);
 }
 
