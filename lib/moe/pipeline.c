@@ -315,7 +315,7 @@ static epo_rows_spread expand_all(const moe_pass *p, void *dst) {
                              .place = plan->back,
                              .rows = plan->back_rows,
                              .width = plan->top_k,
-                             .pad = plan->pad,
+                             .pad = plan->expand, /* -1 also for what fills to a capacity */
                              .dst_rows = plan->rows,
                              .row_bytes = (uint32_t)b->row_bytes};
 }
