@@ -99,6 +99,9 @@ static inline float ref_w2(const ref_case *c, int e, uint64_t i) {
 /* Of one rank: outputs of the last micro-batch, gradients over all of them. */
 typedef struct ref_result {
     double *y, *dx, *dweights, *dw1, *dw2;
+    /* Of each array, all terms of its sums squared and added up: the square of its length,
+     * had the terms random signs.  What cancels is shorter, its error is not. */
+    double square[5];
 } ref_result;
 
 /* The w1, w2 of one expert, rounded to the type. */
@@ -112,7 +115,13 @@ static inline void ref_weights(const ref_case *c, int e, double *w1, double *w2)
 
 typedef struct ref_scratch {
     double *w1, *w2, *x, *dy, *h, *da, *y, *dx;
+    double *square; /* [5] */
 } ref_scratch;
+
+static inline void ref_add(double *sum, double *square, double term) {
+    *sum += term;
+    *square += term * term;
+}
 
 /* One slot of one token through expert e; adds to the token's and expert's sums. */
 static inline void ref_slot(const ref_case *c, ref_scratch *s, double w, double *y, double *dx,
@@ -123,25 +132,27 @@ static inline void ref_slot(const ref_case *c, ref_scratch *s, double w, double 
         for (int i = 0; i < hidden; i++)
             s->h[j] += s->w1[j * hidden + i] * s->x[i];
     }
-    double sum = 0;
+    double sum = 0, none = 0;
     for (int f = 0; f < ffn; f++) {
         const double g = s->h[f], u = s->h[ffn + f], sg = 1 / (1 + exp(-g));
         double da = 0;
         for (int i = 0; i < hidden; i++) {
             if (y != NULL)
-                y[i] += s->w2[i * ffn + f] * w * g * sg * u;
+                ref_add(&y[i], &s->square[0], s->w2[i * ffn + f] * w * g * sg * u);
             da += s->w2[i * ffn + f] * s->dy[i];
             if (dw2 != NULL)
-                dw2[i * ffn + f] += s->dy[i] * w * g * sg * u;
+                ref_add(&dw2[i * ffn + f], &s->square[4], s->dy[i] * w * g * sg * u);
         }
-        sum += da * g * sg * u;
+        ref_add(&sum, dweight != NULL ? &s->square[2] : &none, da * g * sg * u);
         const double dg = da * w * u * sg * (1 + g * (1 - sg)), du = da * w * g * sg;
         for (int i = 0; i < hidden; i++) {
-            if (dx != NULL)
-                dx[i] += s->w1[f * hidden + i] * dg + s->w1[(ffn + f) * hidden + i] * du;
+            if (dx != NULL) {
+                ref_add(&dx[i], &s->square[1], s->w1[f * hidden + i] * dg);
+                ref_add(&dx[i], &s->square[1], s->w1[(ffn + f) * hidden + i] * du);
+            }
             if (dw1 != NULL) {
-                dw1[f * hidden + i] += dg * s->x[i];
-                dw1[(ffn + f) * hidden + i] += du * s->x[i];
+                ref_add(&dw1[f * hidden + i], &s->square[3], dg * s->x[i]);
+                ref_add(&dw1[(ffn + f) * hidden + i], &s->square[3], du * s->x[i]);
             }
         }
     }
@@ -153,11 +164,13 @@ static inline ref_result ref_make(const ref_case *c, int me) {
     const int local = c->experts / c->ranks, hidden = c->hidden;
     const uint64_t n = (uint64_t)c->ffn * (uint64_t)hidden;
     const uint64_t mine = (uint64_t)ref_tokens(c, me);
-    ref_result r = {calloc(mine * (uint64_t)hidden + 1, 8), calloc(mine * (uint64_t)hidden + 1, 8),
-                    calloc(mine * (uint64_t)c->top_k + 1, 8), calloc(2 * n * (uint64_t)local, 8),
-                    calloc(n * (uint64_t)local, 8)};
+    ref_result r = {
+        calloc(mine * (uint64_t)hidden + 1, 8),   calloc(mine * (uint64_t)hidden + 1, 8),
+        calloc(mine * (uint64_t)c->top_k + 1, 8), calloc(2 * n * (uint64_t)local, 8),
+        calloc(n * (uint64_t)local, 8),           {0}};
     double *work = calloc(3 * n + 2 * (uint64_t)hidden + 2 * (uint64_t)c->ffn, 8);
     ref_scratch s = {.w1 = work, .w2 = work + 2 * n, .x = work + 3 * n};
+    s.square = r.square;
     s.dy = s.x + hidden;
     s.h = s.dy + hidden;
     for (int e = 0; e < c->experts; e++) {
