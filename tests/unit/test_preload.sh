@@ -114,6 +114,5 @@ grows() { # MODE [NAME=VALUE...]
         /^late:/ { n++; if ($3 > f || $5 > t || $7 > m + 8 || $9 > p + 400) bad++ }
         END { exit !(n == 2 && !bad) }' "$work"/out.[01]
 }
-modes=(plain off observe)
 check "300 communicators: nothing is left" each_mode grows
 exit $failed
