@@ -6,6 +6,8 @@
         compare    torch.profiler, recorder, torch.profiler in one run: the same shares;
                    and the profiler's traces are complete (before, during, after a window)
         overhead   step times without, before, in and after a window, 20,000 kernels a second
+        carried    the same with exchanges by copy engines
+        during     torch.profiler inside a window
         graph      a captured graph, replayed
         ends       the program ends, is killed or aborts inside a window
         leave      CUPTI taken out of the process after the window
@@ -206,6 +208,13 @@ def rank_compare(folder):
             after_ms=1e3 * statistics.median(after_))
 
 
+def rank_steps(folder):
+    job = Job()
+    times = []
+    job.until(time.time(), 3.2, times)
+    job.say(step_ms=1e3 * statistics.median(times))
+
+
 def rank_during(folder):
     job = Job()
     path = os.path.join(folder, f"torch-{job.rank}.json")
@@ -377,7 +386,7 @@ def gpus():
     return text.count("GPU ")
 
 
-def run(library, part, ranks, record, window, limit=60, extra=None):
+def run(library, part, ranks, record, window, limit=60, extra=None, mode="observe"):
     """Ranks of one run: (status, RESULTs, stderr lines of ours, recorded JSON) each."""
     folder = tempfile.mkdtemp(prefix="ep-record-")
     jobs = []
@@ -386,7 +395,7 @@ def run(library, part, ranks, record, window, limit=60, extra=None):
                    RECORD_TEST_MEET=f"file://{folder}/meet", RECORD_TEST_LIMIT=str(limit),
                    **(extra or {}))
         if library:
-            env.update(LD_PRELOAD=library, EP_OVERLAP_INTERPOSE="observe")
+            env.update(LD_PRELOAD=library, EP_OVERLAP_INTERPOSE=mode)
         if record:
             env.update(EP_OVERLAP_RECORD=folder, EP_OVERLAP_RECORD_WINDOW=window)
         jobs.append(subprocess.Popen([sys.executable, HERE, "--rank", part, folder], env=env,
@@ -439,6 +448,20 @@ def part_compare(library, ranks):
             print(f"compare: recorder {100 * mine:.2f} %, torch.profiler {100 * before['hidden']:.2f} "
                   f"and {100 * after['hidden']:.2f} %: {apart:.2f} points from their mean", flush=True)
         bad += not ok
+    return bad
+
+
+def part_carried(library, ranks):
+    """Exchanges by copy engines, whose waits are no activity: in the figures by their marks."""
+    if ranks < 2:
+        print("carried: left out, two GPUs are needed", flush=True)
+        return 0
+    bad = 0
+    for mode in ("observe", "accelerate"):
+        for r in run(library, "steps", ranks, True, "1s-2.5s", 18, mode=mode):
+            report = r["report"] or {}
+            print(f"carried, {mode}: {r['ours'][:1]}, {report.get('nanoseconds')}", flush=True)
+            bad += r["status"] != 0 or not report or report["not_recorded"] is not None
     return bad
 
 
@@ -520,9 +543,9 @@ def part_ends(library, ranks):
         return sum(pool.map(one, wanted))
 
 
-PARTS = {"compare": part_compare, "during": part_during, "overhead": part_overhead,
+PARTS = {"compare": part_compare, "carried": part_carried, "during": part_during, "overhead": part_overhead,
          "graph": part_graph, "ends": part_ends, "leave": part_leave, "none": part_none}
-RANKS = {"compare": rank_compare, "during": rank_during, "overhead": rank_overhead,
+RANKS = {"compare": rank_compare, "steps": rank_steps, "during": rank_during, "overhead": rank_overhead,
          "graph": rank_graph, "ends": rank_ends, "leave": rank_leave}
 
 

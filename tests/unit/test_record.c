@@ -197,6 +197,7 @@ static size_t put_record(uint8_t *buffer, size_t at, cupti_kind kind, const char
                          uint64_t start, uint64_t end, uint32_t device, uint32_t stream) {
     uint8_t *r = buffer + at;
     const bool kernel = kind == CUPTI_KIND_CONCURRENT_KERNEL;
+    const uint32_t value = (uint32_t)copy;
     memset(r, 0xcc, bytes_of(kind));
     memcpy(r, &kind, sizeof kind);
     if (kind != 99) {
@@ -206,6 +207,8 @@ static size_t put_record(uint8_t *buffer, size_t at, cupti_kind kind, const char
         memcpy(r + (kernel ? CUPTI_KERNEL_STREAM : CUPTI_COPY_STREAM), &stream, 4);
         if (kernel)
             memcpy(r + CUPTI_KERNEL_NAME, &name, sizeof name);
+        else if (kind == CUPTI_KIND_MEMSET)
+            memcpy(r + CUPTI_SET_VALUE, &value, sizeof value);
         else
             r[CUPTI_COPY_KIND] = (uint8_t)copy;
     }
@@ -395,12 +398,17 @@ static void test_exchanges(void) {
         KERNEL_ON(3, "nvjet_x", 7, 0, 5);
         at = put_record(work, at, CUPTI_KIND_MEMCPY, NULL, 10, t + 7 * MS, t + 8 * MS, 3, 33);
         at = put_record(work, at, CUPTI_KIND_MEMSET, NULL, 0, t + 12 * MS, t + 13 * MS, 3, 7);
+#define SET(what, stream, a, b)                                                                    \
+    at = put_record(work, at, CUPTI_KIND_MEMSET, NULL, (int)(what), t + (a)*MS, t + (b)*MS, 3,     \
+                    stream)
+        SET(RECORDER_MARK_END, 33, 8, 9); /* in any order */
+        SET(RECORDER_MARK_BEGIN, 33, 2, 3);
+        SET(RECORDER_MARK_END, 34, 4, 5); /* without a begin */
+        SET(RECORDER_MARK_BEGIN, 35, 4, 5);
+        SET(RECORDER_MARK_BEGIN, 35, 14, 15); /* without an end */
     }
     CU_ASSERT_TRUE_FATAL(events_take(e, next_record, work, at));
-    for (int s = 0; s < 10; s++)
-        CU_ASSERT_TRUE(
-            events_exchange(e, s % 2 ? 3 : -1, (1002 + 20 * s) * MS, (1009 + 20 * s) * MS));
-    CU_ASSERT_FALSE(events_exchange(e, 0, 5, 4));
+    CU_ASSERT_EQUAL(events_pair_marks(e), EPO_OK);
     r->step = 20 * MS;
     CU_ASSERT_EQUAL_FATAL(report_measure(r, e, 900 * MS, 3000 * MS), EPO_OK);
     CU_ASSERT_EQUAL_FATAL(r->devices, 1);

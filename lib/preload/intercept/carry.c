@@ -11,6 +11,7 @@
 #include "config.h"
 
 #include "preload/intercept/channel.h"
+#include "preload/record/recorder.h"
 
 #define TIDY_S 0.5
 
@@ -265,10 +266,21 @@ static ncclResult_t move_self(job *j, bool *any) {
     return ncclSuccess;
 }
 
+/* While the recorder looks: where the exchange begins and ends on its stream, which waits for
+ * most of it without any activity.  A word that nobody else uses takes the value. */
+static void mark(job *j, uint32_t what) {
+    channel *ch = j->ch;
+    if (ch->cu->set32 != NULL && recorder_looks())
+        (void)ch->cu->set32(
+            channel_word(ch, &ch->agree.room->pair[ch->agree.me][ch->agree.me].arrived), what, 1,
+            j->side);
+}
+
 static ncclResult_t move_all(job *j) {
     channel *ch = j->ch;
     const int n = ch->count, me = ch->agree.me;
     bool self = false;
+    mark(j, RECORDER_MARK_BEGIN);
     ncclResult_t r = say_ready(j);
     if (r == ncclSuccess)
         r = move_self(j, &self);
@@ -280,6 +292,7 @@ static ncclResult_t move_all(job *j) {
             r = wait_for(j, (me + n - k) % n);
     if (r == ncclSuccess && self)
         TRY(ch, ch->cu->stream_wait(j->side, ch->join, 0));
+    mark(j, RECORDER_MARK_END);
     if (r == ncclSuccess)
         TRY(ch, ch->cu->event_record(ch->last, j->side));
     return r;

@@ -64,8 +64,9 @@ enum {
     X(capturing, "cuStreamIsCapturing", (cu_stream, int *))                                        \
     X(capture_mode, "cuThreadExchangeStreamCaptureMode", (int *))
 
-/* For a kernel of ours: NULL where there is none. */
+/* For a kernel of ours and the recorder's marks: NULL where there is none. */
 #define EPO_DRIVER_OPTIONAL(X)                                                                     \
+    X(set32, "cuMemsetD32Async", (cu_pointer, unsigned, size_t, cu_stream))                        \
     X(device_get, "cuCtxGetDevice", (int *))                                                       \
     X(device_attribute, "cuDeviceGetAttribute", (int *, int, int))                                 \
     X(module_load, "cuModuleLoadData", (cu_module *, const void *))                                \

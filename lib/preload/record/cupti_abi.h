@@ -50,6 +50,7 @@ enum {
     CUPTI_KERNEL_STREAM = 48,
     CUPTI_KERNEL_NAME = 104, /* const char *, mangled */
     CUPTI_COPY_KIND = 4,     /* one byte; MEMCPY and MEMCPY_PEER */
+    CUPTI_SET_VALUE = 4,     /* MEMSET */
     CUPTI_COPY_START = 16,   /* these four of MEMSET, too */
     CUPTI_COPY_END = 24,
     CUPTI_COPY_DEVICE = 32,

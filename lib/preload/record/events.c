@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "core/status.h"
+#include "preload/record/recorder.h"
 
 #define SLOTS (2 * EVENTS_NAMES_MAX) /* a power of two: at most half full */
 
@@ -141,6 +142,11 @@ static bool read_record(events *e, const cupti_record *r, event *out) {
     } else if (out->kind == EVENT_COPY) {
         out->copy = r->kind == CUPTI_KIND_MEMCPY_PEER ? CUPTI_COPY_PEER
                                                       : (uint8_t)((const char *)r)[CUPTI_COPY_KIND];
+    } else {
+        const uint32_t value = field32(r, CUPTI_SET_VALUE);
+        if (value == RECORDER_MARK_BEGIN || value == RECORDER_MARK_END)
+            out->kind = EVENT_MARK;
+        out->copy = value == RECORDER_MARK_END;
     }
     return true;
 }
@@ -177,13 +183,44 @@ bool events_take(events *e, events_next *next, uint8_t *buffer, size_t valid) {
     return fits;
 }
 
-bool events_exchange(events *e, int device, int64_t start, int64_t end) {
-    const int only = e->count > 0 ? e->list[0].device : 0;
-    const event v = {.start = start,
-                     .end = end,
-                     .device = (uint16_t)(device < 0 ? only : device),
-                     .kind = EVENT_EXCHANGE};
-    return end >= start && keep(e, &v);
+/* ---- exchanges ---- */
+
+static bool same_stream(const event *a, const event *b) {
+    return a->device == b->device && a->stream == b->stream;
+}
+
+static int compare_marks(const void *a, const void *b) {
+    const event *x = a, *y = b;
+    if (x->device != y->device)
+        return x->device < y->device ? -1 : 1;
+    if (x->stream != y->stream)
+        return x->stream < y->stream ? -1 : 1;
+    return (x->start > y->start) - (x->start < y->start);
+}
+
+epo_status events_pair_marks(events *e) {
+    size_t count = 0, n = 0;
+    for (size_t i = 0; i < e->count; i++)
+        count += e->list[i].kind == EVENT_MARK;
+    if (count == 0)
+        return EPO_OK;
+    event *marks = reallocarray(NULL, count, sizeof *marks); /* the list itself moves */
+    if (marks == NULL)
+        return epo_fail(EPO_E_NOMEM, "recorder: no memory");
+    for (size_t i = 0; i < e->count; i++)
+        if (e->list[i].kind == EVENT_MARK)
+            marks[n++] = e->list[i];
+    qsort(marks, n, sizeof *marks, compare_marks);
+    for (size_t i = 0; i + 1 < n; i++) {
+        if (marks[i].copy || !marks[i + 1].copy || !same_stream(&marks[i], &marks[i + 1]))
+            continue;
+        event exchange = marks[i];
+        exchange.kind = EVENT_EXCHANGE;
+        exchange.end = marks[i + 1].end;
+        (void)keep(e, &exchange);
+    }
+    free(marks);
+    return EPO_OK;
 }
 
 size_t events_count(const events *e) { return e->count; }

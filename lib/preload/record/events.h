@@ -18,6 +18,7 @@ typedef enum event_kind {
     EVENT_KERNEL,
     EVENT_COPY,
     EVENT_SET,
+    EVENT_MARK,    /* a memset to a value of recorder.h's: copy 1: the end of an exchange */
     EVENT_EXCHANGE /* of the interposer's: waits and copies, from its stream's point of view */
 } event_kind;
 
@@ -50,8 +51,9 @@ typedef struct events_lost {
 } events_lost;
 events_lost events_lost_of(const events *e);
 
-/* An exchange that no kernel shows; device -1: of the first record's.  False: no room. */
-bool events_exchange(events *e, int device, int64_t start, int64_t end);
+/* Each mark of a begin and the next of an end on its stream become an exchange.  Once, in the
+ * end. */
+epo_status events_pair_marks(events *e);
 
 /* "_ZN7deep_ep9intranode8dispatchILi4EEEvPv" -> "void deep_ep::intranode::dispatch<4>(void*)"
  * where the process has a C++ run-time library, else "deep_ep::intranode::dispatch ..." with

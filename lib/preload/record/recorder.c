@@ -25,7 +25,6 @@
 
 #define TICK_MS 50
 #define CALLS_MAX ((size_t)1 << 17) /* remembered; then the older half goes */
-#define EXCHANGES_MAX ((size_t)1 << 16)
 #define SECOND INT64_C(1000000000)
 #define END_SECONDS 5     /* that the end of the process waits for us */
 #define LISTEN_SECONDS 60 /* for a rhythm; then SPARE_SECONDS are recorded */
@@ -55,11 +54,6 @@ typedef struct session {
     bool by_kind; /* the last rhythm that was looked for is one of kinds without bytes */
 } session;
 
-typedef struct exchange {
-    int64_t start, end;
-    int device;
-} exchange;
-
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* CLOCK_MONOTONIC */
@@ -69,8 +63,6 @@ static struct {
     int64_t born;
     rhythm_call *calls;
     size_t count;
-    exchange *exchanges; /* of the window */
-    size_t exchange_count;
     uint64_t made; /* all calls, forgotten ones too */
     int rank;
     char line[REPORT_LINE];
@@ -100,20 +92,8 @@ void recorder_call(uint64_t what, uint64_t kind) {
     pthread_mutex_unlock(&context.lock);
 }
 
-/* CUPTI's, too (hold.c sees to it). */
-int64_t recorder_clock(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    return (int64_t)t.tv_sec * SECOND + t.tv_nsec;
-}
-
-void recorder_exchange(int device, int64_t start, int64_t end) {
-    if (atomic_load_explicit(&context.stage, memory_order_relaxed) != STAGE_OPEN)
-        return;
-    pthread_mutex_lock(&context.lock);
-    if (context.exchanges != NULL && context.exchange_count < EXCHANGES_MAX)
-        context.exchanges[context.exchange_count++] = (exchange){start, end, device};
-    pthread_mutex_unlock(&context.lock);
+bool recorder_looks(void) {
+    return atomic_load_explicit(&context.stage, memory_order_relaxed) == STAGE_OPEN;
 }
 
 /* ---- the rhythm ---- */
@@ -273,13 +253,6 @@ static void drain(session *s) {
         (void)events_take(s->seen, c->next, buffer, valid);
         hold_reuse(buffer);
     }
-    pthread_mutex_lock(&context.lock);
-    for (size_t i = 0; i < context.exchange_count && events_count(s->seen) > 0; i++)
-        (void)events_exchange(s->seen, context.exchanges[i].device, context.exchanges[i].start,
-                              context.exchanges[i].end);
-    if (events_count(s->seen) > 0)
-        context.exchange_count = 0;
-    pthread_mutex_unlock(&context.lock);
 }
 
 static void fill_report(session *s) {
@@ -295,7 +268,8 @@ static void fill_report(session *s) {
     r->full = events_full(s->seen);
     if (facts.skewed)
         snprintf(r->why, sizeof r->why, "CUPTI's clock does not count nanoseconds");
-    else if (report_measure(r, s->seen, facts.opened, facts.closed) != EPO_OK)
+    else if (events_pair_marks(s->seen) != EPO_OK ||
+             report_measure(r, s->seen, facts.opened, facts.closed) != EPO_OK)
         snprintf(r->why, sizeof r->why, "%.500s", epo_fail_text());
 }
 
@@ -451,9 +425,7 @@ static void *run(void *argument) {
     pthread_mutex_lock(&context.lock);
     atomic_store(&context.stage, STAGE_OFF); /* no notes any more */
     free(context.calls);
-    free(context.exchanges);
     context.calls = NULL;
-    context.exchanges = NULL;
     context.finished = true;
     pthread_cond_broadcast(&context.changed);
     pthread_mutex_unlock(&context.lock);
@@ -495,8 +467,7 @@ void recorder_begin(void) {
         return;
     session *s = session_create();
     context.calls = s != NULL ? malloc(CALLS_MAX * sizeof *context.calls) : NULL;
-    context.exchanges = malloc(EXCHANGES_MAX * sizeof *context.exchanges);
-    if (context.calls == NULL || context.exchanges == NULL) {
+    if (context.calls == NULL) {
         session_free(s);
         return;
     }

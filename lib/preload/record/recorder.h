@@ -27,10 +27,11 @@ bool recorder_wanted(void);
 void recorder_begin(void);
 /* The program has made a call of NCCL: what it was, with the bytes and without. */
 void recorder_call(uint64_t what, uint64_t kind);
-/* An exchange without kernels, waits and copies: from when its stream came to it until the
- * stream could go on, by recorder_clock(); `device` -1: not known. */
-void recorder_exchange(int device, int64_t start, int64_t end);
-int64_t recorder_clock(void);
+/* Whether the window is open.  Exchanges without kernels, which wait and copy, then set a word
+ * on their stream to these values where they begin and end. */
+bool recorder_looks(void);
+#define RECORDER_MARK_BEGIN UINT32_C(0xe9a57e10)
+#define RECORDER_MARK_END UINT32_C(0xe9a57e11)
 /* At the end of the process: ends a window that is open, prints rank 0's line.  Waits a few
  * seconds at most, and calls neither CUPTI nor CUDA itself. */
 void recorder_end(void);

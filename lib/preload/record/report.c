@@ -37,6 +37,8 @@ static epo_copy_kind copy_of(const event *v) {
 
 static epo_status add_event(epo_profile *p, const event *v, const char *name) {
     uint32_t handle;
+    if (v->kind == EVENT_MARK)
+        return EPO_OK;
     if (v->kind == EVENT_EXCHANGE)
         return epo_profile_interval(p, 0, v->device, v->stream, EPO_KERNEL_EP_COMM, REPORT_EXCHANGE,
                                     v->start, v->end);

@@ -86,7 +86,7 @@ static void put_events(FILE *f, const report *r, const events *e) {
     const char *before = "\n";
     for (size_t i = 0; i < events_count(e); i++) {
         const event *v = events_at(e, i);
-        if (v->end <= r->from || v->start >= r->to)
+        if (v->kind == EVENT_MARK || v->end <= r->from || v->start >= r->to)
             continue;
         fputs(before, f);
         put_event(f, e, v, r->from, r->to);
