@@ -130,6 +130,7 @@ typedef struct epo_backend_info {
     bool parts;           /* exchange takes several parts */
     bool own_rows;        /* gather and reduce read `own`, and route_send numbers own rows */
     bool sums;            /* exchange sums rows on their way, where rows are 16-byte units */
+    bool few;             /* ... by a few SMs, where exchange.few says so */
     uint32_t ways;        /* bit 1 << epo_way for each that exchange has; 0: it has one */
     uint64_t window_page; /* a window's bytes are rounded up to it; 0: they are not */
     uint32_t types;       /* bit 1 << epo_dtype for each type served; 0: fp32 and bf16 */
@@ -177,6 +178,7 @@ typedef struct epo_exchange {
     uint64_t epoch;
     const uint64_t *counter; /* as epo_ready.counter */
     bool alone;              /* a hint: the device has nothing else to do meanwhile */
+    bool few;                /* where info->few: a GEMM that lends runs meanwhile */
     epo_way way;             /* a hint, where it is not alone; one of info->ways */
     /* A hint: so many bytes for peers are gathered by this and by the exchanges that follow
      * at once, so that no memory is asked for between them; 0: nothing is said. */
@@ -211,6 +213,7 @@ typedef struct epo_gemm {
      * CPU cannot read; NULL: row_first and row_count are ordinary memory. */
     const uint64_t *cpu_first, *cpu_count;
     bool beside; /* exchanges that may need room on the device run meanwhile */
+    bool lends;  /* ... one that is `few` does */
     /* Only where info->fused: the activation beside the product, NULL without.
      * FORWARD: `c` is h (NULL: see gemm_drops_h); act->a is made from it.  DGRAD: the product is
      * da, which is not kept; act->a, act->dh and act->dw are made from act->h, dh in h's place; `c`
@@ -271,9 +274,8 @@ typedef struct epo_rows_spread {
     const void *src;
     const int32_t *place; /* [rows][width], -1: none */
     uint64_t rows;
-    int width;           /* at most 32 */
-    uint64_t skip, past; /* rows [skip, past) are there already */
-    const int32_t *pad;  /* [dst_rows] */
+    int width;          /* at most 32 */
+    const int32_t *pad; /* [dst_rows] */
     uint64_t dst_rows;
     uint32_t row_bytes;
 } epo_rows_spread;

@@ -181,6 +181,9 @@ epo_status moe_layer_backward(epo_layer *layer, epo_saved *saved, const void *dy
     if (w == NULL)
         return moe_pass_end(&p);
     p.tail = !g->overlap || g->delay_wgrad || !moe_layer_trains(layer);
+    p.lends = w->lends = !p.tail && !plan->buffer->replays && g->ops->info(g->be)->few &&
+                         moe_plan_sums(plan) && plan->link == NULL && plan->way == EPO_WAY_STORES &&
+                         !p.custom && !moe_saved_again(layer);
     moe_pass_dispatch(&p, dy);
     if (p.status == EPO_OK)
         p.status = moe_wgrad_issue_delayed(g);

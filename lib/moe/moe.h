@@ -423,6 +423,7 @@ typedef struct moe_pass {
     const float *own_weight;
     bool beside;          /* another pass's experts run beside */
     bool tail;            /* nothing runs beside the last chunk's way back */
+    bool lends;           /* weight gradients beside the last chunk's way back leave it SMs */
     bool chained;         /* part[chunk] tells of the chunk's rows, not `rows` */
     moe_block wire;       /* what dispatch sends, as it travels */
     moe_block wire_again; /* ... a second time */
@@ -607,6 +608,7 @@ struct moe_wgrad {
     uint64_t microbatch, bytes;
     moe_block dy, a, dh, x;
     const void *dy_rows; /* dy's, or where the rows arrived */
+    bool lends;          /* the first product leaves SMs to a way back */
     moe_own *own;        /* calls of the caller's experts; own_last: the one for this */
     int own_last;
     int gemms, counted; /* all, and those that the figures hold */

@@ -428,6 +428,15 @@ bool moe_plan_sums(const epo_plan *plan) {
     return plan->back != NULL && g->ops->info(g->be)->sums && plan->buffer->row_bytes % 16 == 0;
 }
 
+/* Beside weight gradients that leave it SMs. */
+static bool returns_apart(const moe_pass *p, int chunk) {
+    return p->lends && chunk == p->chunks - 1;
+}
+
+static epo_queue *sums_lane(const moe_pass *p, int chunk) {
+    return returns_apart(p, chunk) ? p->group->comm : moe_pass_lane(p, chunk);
+}
+
 /* flex: the chunk's finished rows, summed over a token's slots. */
 static void sum_back(moe_pass *p, int chunk, const void *rows, const float *row_weight) {
     epo_group *g = p->group;
@@ -456,7 +465,9 @@ static void sum_back(moe_pass *p, int chunk, const void *rows, const float *row_
             gather_deps.signal = g->rows;
         else if (chunk > 0 && moe_plan_sums(p->plan)) /* what the other lane's chunks made */
             moe_deps_wait(&gather_deps, epo_ready_event(g->returned));
-        p->status = g->ops->gather(moe_pass_lane(p, chunk), &gather, &gather_deps);
+        if (returns_apart(p, chunk))
+            moe_deps_wait(&gather_deps, epo_ready_event(g->rows));
+        p->status = g->ops->gather(sums_lane(p, chunk), &gather, &gather_deps);
     }
     if (p->status == EPO_OK && !moe_plan_sums(p->plan))
         p->status = g->ops->reduce(moe_pass_lane(p, chunk), &reduce, &deps);
@@ -486,10 +497,11 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
     epo_exchange x = moe_pass_load(p, &p->combine, chunk, chunk + 1, &c);
     epo_deps deps = moe_deps("combine", EPO_INTERVAL_COMM, chunk);
     x.alone = p->tail && !p->beside && last;
+    x.few = returns_apart(p, chunk);
     x.way = p->plan->way;
     /* Sums by all SMs go on the chunk's own lane, one chunk behind the other; the last one
      * speaks for the dispatch too.  By few, beside the next chunk's experts. */
-    const bool lane = sums && (x.way != EPO_WAY_ENGINES || x.alone);
+    const bool lane = sums && !x.few && (x.way != EPO_WAY_ENGINES || x.alone);
     if (!lane)
         moe_deps_wait(&deps, epo_ready_event(p->chained ? g->part[chunk] : g->rows));
     if (sums && chunk > 0)
@@ -508,7 +520,7 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
     x.counter = moe_buffer_counter(b, x.flag_offset);
     deps.signal = last ? g->sent : sums ? g->returned : NULL;
     moe_stats_exchange(g, MOE_BYTES_COMBINE, x.send, x.nsend);
-    p->status = g->ops->exchange(lane ? moe_pass_lane(p, chunk) : g->comm, &x, &deps);
+    p->status = g->ops->exchange(lane ? sums_lane(p, chunk) : g->comm, &x, &deps);
     if (p->plan->link != NULL)
         moe_link_return(p, chunk, row_weight != NULL);
 }
@@ -542,10 +554,12 @@ void moe_pass_finish(moe_pass *p, void *y, float *slot_weight) {
     moe_deps_wait(&deps, epo_ready_event(g->sent));
     if (p->keeps)
         moe_deps_wait(&deps, epo_ready_event(g->kept));
-    deps.signal = p->done;
+    epo_queue *queue = p->lends ? g->comm : g->compute;
+    epo_event *end = p->lends ? g->returned : p->done;
+    deps.signal = end;
     deps.result = true;
     g->stats.local_bytes += ((uint64_t)plan->sum_width + 1) * tokens * b->row_bytes;
-    p->status = g->ops->reduce(g->compute, &reduce, &deps);
+    p->status = g->ops->reduce(queue, &reduce, &deps);
     if (slot_weight != NULL && p->status == EPO_OK) {
         epo_rows_gather gather = {.dst = slot_weight,
                                   .src = moe_buffer_at(b, slot->extra),
@@ -554,11 +568,17 @@ void moe_pass_finish(moe_pass *p, void *y, float *slot_weight) {
                                   .row_bytes = sizeof(float),
                                   .own = plan->own_stays ? p->own_weight : NULL};
         epo_deps gather_deps = moe_deps("dweights", EPO_INTERVAL_LOCAL, -1);
-        gather_deps.signal = p->done;
+        gather_deps.signal = end;
         gather_deps.result = true;
-        p->status = g->ops->gather(g->compute, &gather, &gather_deps);
+        p->status = g->ops->gather(queue, &gather, &gather_deps);
     }
-    give_credit(p, slot, p->done, NULL, NULL);
+    give_credit(p, slot, end, NULL, NULL);
+    if (p->lends && p->status == EPO_OK) { /* behind the weight gradients */
+        epo_deps then = moe_deps("returned", EPO_INTERVAL_LOCAL, -1);
+        moe_deps_wait(&then, epo_ready_event(end));
+        then.signal = p->done;
+        p->status = g->ops->zero(g->compute, NULL, 0, &then);
+    }
 }
 
 epo_status moe_pass_end(moe_pass *p) {

@@ -63,6 +63,7 @@ static epo_status issue_gemms(moe_wgrad *w, int first, int count, const epo_read
                      .row_first = w->plan->op_first,
                      .row_count = w->plan->op_count,
                      .beside = g->overlap,
+                     .lends = w->lends,
                      .first = first,
                      .count = count,
                      .cpu_first = w->plan->first,
@@ -81,6 +82,7 @@ static epo_status issue_gemms(moe_wgrad *w, int first, int count, const epo_read
     epo_status status = g->ops->gemm(w->queue, &gemm, &deps);
     if (status != EPO_OK)
         return status;
+    gemm.lends = false; /* the sums are through by then */
     gemm.a = w->dh.ptr;
     gemm.b = w->x.ptr;
     gemm.c = c->dw1;

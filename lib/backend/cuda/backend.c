@@ -271,6 +271,7 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
         .own_rows = true,
         .window_page = GPU_WINDOW_PAGE,
         .sums = be->one_sided && be->sums,
+        .few = be->one_sided && be->sums && !be->pack,
         .ways = be->one_sided ? be->ways : 0,
         .types = 1U << EPO_F32 | 1U << EPO_BF16 | 1U << EPO_F16,
     };

@@ -244,13 +244,13 @@ static epo_status push_few(epo_queue *q, const epo_exchange *x, const char *phas
 }
 
 /* Everything straight to its place, by stores; sums on all SMs, as their operands are what
- * takes time. */
+ * takes time, unless a GEMM has the others. */
 static epo_status push(epo_queue *q, const epo_exchange *x, const char *phase) {
     table t = {.q = q,
                .stream = q->stream,
                .phase = phase,
                .blocks = x->alone ? PUSH_BLOCKS_ALONE : PUSH_BLOCKS,
-               .sum_blocks = q->be->sms};
+               .sum_blocks = x->few ? GPU_BESIDE_SMS : q->be->sms};
     epo_status status = EPO_OK;
     for (int i = 0; i < x->nsend && status == EPO_OK; i++) {
         const epo_segment *s = &x->send[i];

@@ -119,14 +119,14 @@ void gpu_workspace_free(epo_queue *q) {
     q->workspace_bytes = 0;
 }
 
-static epo_status grouped_run(epo_queue *q, epo_gg *gg, bool beside, const char *phase) {
+static epo_status grouped_run(epo_queue *q, epo_gg *gg, int lent, const char *phase) {
     const uint64_t need = epo_gg_workspace(gg);
     epo_status status = gpu_workspace_hold(q, need);
     gg->workspace = q->workspace;
     gg->workspace_bytes = q->workspace_bytes;
     gg->sms = q->be->gemm_sms;
-    if (gg->sms == 0 && beside && q->be->lend_sms > 0)
-        gg->sms = q->be->sms - q->be->lend_sms;
+    if (gg->sms == 0 && lent > 0 && q->be->sms > 2 * lent)
+        gg->sms = q->be->sms - lent;
     if (status == EPO_OK)
         status = epo_gg_launch(gg, q->stream);
     if (status != EPO_OK) {
@@ -181,12 +181,13 @@ epo_status gpu_gemm(epo_queue *q, const epo_gemm *g, const epo_deps *deps) {
         epo_gg gg = gpu_gemm_shape(g);
         if (fuse)
             gpu_gemm_act(&gg, g->act);
+        const int lent = g->lends ? GPU_BESIDE_SMS : g->beside ? q->be->lend_sms : 0;
         const bool own = gemm_own(q->be, &gg, &gg.path);
         if (fuse && !own && g->c == NULL)
             return epo_fail(EPO_E_STATE,
                             "rank %d: %s: no room for h, which a library's products make",
                             q->be->rank, deps->name);
-        status = own ? grouped_run(q, &gg, g->beside, deps->name)
+        status = own ? grouped_run(q, &gg, lent, deps->name)
                      : gpu_blas_gemm(q, g, first, count, deps->name);
         if (status == EPO_OK && g->act != NULL && !(own && fuse))
             status = act_after(q, g, first, count, deps->name);

@@ -121,6 +121,8 @@ struct epo_window {
     struct epo_window *next;
 };
 
+#define GPU_BESIDE_SMS 16 /* for what moves rows beside GEMMs */
+
 /* How ranks wait for flags. */
 typedef enum gpu_wait_mode {
     GPU_WAIT_STREAM = 0, /* the stream waits */

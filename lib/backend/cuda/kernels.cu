@@ -155,8 +155,6 @@ __global__ void __launch_bounds__(kThreads, 4)
     const uint64_t step = (uint64_t)gridDim.x * (kThreads / kWarp);
     const char *src = static_cast<const char *>(s.src);
     for (uint64_t row = begin; row < s.rows; row += step) {
-        if (row >= s.skip && row < s.past)
-            continue;
         const int32_t place = lane < s.width ? __ldg(s.place + row * (uint64_t)s.width + lane) : -1;
         row_fan<V, 8>(dst, src + row * s.row_bytes, place, units, s.row_bytes, lane);
     }
