@@ -263,7 +263,8 @@ typedef struct epo_rows_gather {
     uint64_t rows;
     uint32_t row_bytes; /* of dst */
     const void *own;
-    int wire; /* > 0: src and own are wire rows of so many elements, dst of `type` */
+    bool beside; /* a hint: GEMMs run meanwhile, a few SMs will do */
+    int wire;    /* > 0: src and own are wire rows of so many elements, dst of `type` */
     epo_dtype type;
 } epo_rows_gather;
 

@@ -60,6 +60,7 @@ static bool lay_out(epo_buffer *b, uint64_t max_rows) {
     b->meta_credit = flags(&w, b, 1);
     b->dispatch.arrive = flags(&w, b, b->chunks);
     b->dispatch.credit = flags(&w, b, 1);
+    b->dispatch.expanded = flags(&w, b, flex ? b->chunks : 0);
     b->combine.arrive = flags(&w, b, b->chunks);
     b->combine.credit = flags(&w, b, 1);
     b->counts = place(&w, 2 * ranks, b->counts_bytes);

@@ -4,13 +4,20 @@
  */
 #include "moe/moe.h"
 
+/* flex: rows are expanded and summed beside the chain. */
+static bool spreads(const moe_pass *p) {
+    return p->plan->back != NULL && p->plan->link == NULL && moe_plan_sums(p->plan) && !p->custom &&
+           p->tokens == NULL;
+}
+
 /* Both products of all chunks in one operation, where the backend has that for them.
  * With one chunk there is nothing to win but what the end of the first product leaves
  * idle, and serial passes keep to the plain products. */
 static bool chain_fits(const moe_pass *p, const epo_chain *c) {
     epo_group *g = p->group;
     return g->ops->chain != NULL && g->overlap && !p->buffer->replays && p->chunks > 1 &&
-           p->chunks <= EPO_CHAIN_PARTS && moe_pass_in_place(p) && g->ops->chain_covers(g->be, c);
+           p->chunks <= EPO_CHAIN_PARTS && (moe_pass_in_place(p) || spreads(p)) &&
+           g->ops->chain_covers(g->be, c);
 }
 
 typedef struct chain_parts {
@@ -49,37 +56,43 @@ static epo_chain chain_make(const moe_pass *p, const epo_layer *l, const epo_gem
 }
 
 /* True: the pass's products were issued, part[chunk] tells of each chunk's rows; `end`
- * is signalled when all is done.  `keep`: as dst of moe_pass_take. */
+ * is signalled when all is done.  `keep`: as dst of moe_pass_take; `spread`: where rows are
+ * expanded, if they do not arrive at their place. */
 static bool chain_issue(moe_pass *p, const epo_layer *l, const epo_gemm *first,
-                        const epo_gemm *second, const epo_swiglu *act, void *keep, const char *name,
-                        epo_event *end) {
+                        const epo_gemm *second, const epo_swiglu *act, void *keep, void *spread,
+                        const char *name, epo_event *end) {
     epo_group *g = p->group;
     chain_parts parts;
     if (p->status != EPO_OK || p->chunks > EPO_CHAIN_PARTS)
         return false;
     epo_chain c = chain_make(p, l, first, second, act, &parts);
-    c.first.a = moe_pass_take_all(p, parts.arrival);
+    c.first.a = moe_pass_in_place(p) ? moe_pass_take_all(p, parts.arrival) : spread;
     if (!chain_fits(p, &c))
         return false;
-    moe_pass_keep(p, keep);
+    p->spread = !moe_pass_in_place(p);
+    if (p->spread)
+        moe_pass_spread(p, spread, parts.arrival);
+    else
+        moe_pass_keep(p, keep);
     epo_deps deps = moe_deps(name, EPO_INTERVAL_COMPUTE, -1);
     deps.signal = end;
-    c.lent = g->sent; /* the last of the dispatch */
-    c.hurry = p->tail;
+    c.lent = p->spread ? g->odd_used : g->sent; /* the last of the dispatch */
+    c.hurry = p->tail && !p->spread;
     p->chained = true;
     if (p->status == EPO_OK)
         p->status = g->ops->chain(g->compute, &c, &deps);
     return true;
 }
 
-bool moe_chain_forward(moe_pass *p, const epo_layer *l, epo_saved *saved, void *a, void *out) {
+bool moe_chain_forward(moe_pass *p, const epo_layer *l, epo_saved *saved, void *rows, void *a,
+                       void *out) {
     int hidden = l->config.hidden, ffn = l->config.ffn;
     epo_gemm fc1 = {
         .kind = EPO_GEMM_FORWARD, .b = l->config.w1, .c = saved->h.ptr, .n = 2 * ffn, .k = hidden};
     epo_gemm fc2 = {
         .kind = EPO_GEMM_FORWARD, .a = a, .b = l->config.w2, .c = out, .n = hidden, .k = ffn};
     epo_swiglu act = {.h = saved->h.ptr, .a = a};
-    return chain_issue(p, l, &fc1, &fc2, &act, saved->x.ptr, "experts", p->group->used);
+    return chain_issue(p, l, &fc1, &fc2, &act, saved->x.ptr, rows, "experts", p->group->used);
 }
 
 bool moe_chain_backward(moe_pass *p, const epo_layer *l, moe_wgrad *w, void *dx, float *dweight) {
@@ -94,5 +107,6 @@ bool moe_chain_backward(moe_pass *p, const epo_layer *l, moe_wgrad *w, void *dx,
                        .k = hidden};
     epo_swiglu act = {
         .h = w->dh.ptr, .a = w->a.ptr, .da = w->a.ptr, .dh = w->dh.ptr, .dw = dweight};
-    return chain_issue(p, l, &dgrad2, &dgrad1, &act, w->dy.ptr, "experts back", p->group->grad);
+    return chain_issue(p, l, &dgrad2, &dgrad1, &act, w->dy.ptr, w->dy.ptr, "experts back",
+                       p->group->grad);
 }

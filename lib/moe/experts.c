@@ -82,7 +82,7 @@ epo_status moe_layer_forward(epo_layer *layer, epo_plan *plan, const void *x, vo
     moe_pass_dispatch(&p, x);
     if (p.status == EPO_OK)
         p.status = moe_wgrad_issue_delayed(g);
-    bool chained = moe_chain_forward(&p, layer, saved, b.a.ptr, b.out.ptr);
+    bool chained = moe_chain_forward(&p, layer, saved, rows, b.a.ptr, b.out.ptr);
     for (int c = 0; c < p.chunks && p.status == EPO_OK; c++) {
         if (!chained)
             moe_experts_forward(&p, layer, c, saved, rows, b.a.ptr, b.out.ptr);

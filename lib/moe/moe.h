@@ -125,6 +125,7 @@ typedef struct moe_slot {
     uint64_t rows, extra; /* offsets: token rows, and what travels beside them */
     uint64_t arrive;      /* [chunks][ranks] words */
     uint64_t credit;      /* [ranks] words */
+    uint64_t expanded;    /* [chunks][ranks] words: flex, this rank's word tells this rank */
     uint64_t use;
 } moe_slot;
 
@@ -424,6 +425,7 @@ typedef struct moe_pass {
     bool beside;          /* another pass's experts run beside */
     bool tail;            /* nothing runs beside the last chunk's way back */
     bool lends;           /* weight gradients beside the last chunk's way back leave it SMs */
+    bool spread;          /* flex in a chain: rows are expanded beside it, go back behind it */
     bool chained;         /* part[chunk] tells of the chunk's rows, not `rows` */
     moe_block wire;       /* what dispatch sends, as it travels */
     moe_block wire_again; /* ... a second time */
@@ -484,6 +486,9 @@ const void *moe_pass_take(moe_pass *p, int chunk, void *dst, epo_deps *deps);
 /* In place: the rows for all chunks' GEMMs in one operation; arrival[chunk] tells when
  * the chunk's are there. */
 const void *moe_pass_take_all(moe_pass *p, epo_ready *arrival);
+/* flex, for a chain: all chunks' rows to dst, the first one's before it, the others' beside
+ * it. */
+void moe_pass_spread(moe_pass *p, void *dst, epo_ready *arrival);
 /* In place: the copy that moe_pass_take makes. */
 void moe_pass_keep(moe_pass *p, void *dst);
 /* In place: after `used`, and `odd`, if not NULL, the slot is given back. */
@@ -595,7 +600,8 @@ epo_status moe_own_wgrad(moe_wgrad *w, const epo_deps *deps);
 /* Both products of all chunks, if the backend has one operation for them: then true,
  * part[chunk] tells of a chunk's rows, and `used` or `grad` of the whole; the slot must
  * be given back by moe_pass_taken behind the ways back.  False: nothing was issued. */
-bool moe_chain_forward(moe_pass *p, const epo_layer *l, epo_saved *saved, void *a, void *out);
+bool moe_chain_forward(moe_pass *p, const epo_layer *l, epo_saved *saved, void *rows, void *a,
+                       void *out);
 bool moe_chain_backward(moe_pass *p, const epo_layer *l, moe_wgrad *w, void *dx, float *dweight);
 
 /* ---- wgrad.c ---------------------------------------------------------- */

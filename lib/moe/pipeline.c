@@ -352,6 +352,52 @@ void moe_pass_expand(moe_pass *p, int chunk, void *dst) {
         give_credit(p, slot, g->read, chunk > 0 && g->odd != NULL ? g->odd_used : NULL, NULL);
 }
 
+/* A chunk beside the chain, and its word, which this rank alone looks at. */
+static void spread_beside(moe_pass *p, int chunk, void *dst, epo_ready *arrival) {
+    epo_group *g = p->group;
+    const epo_buffer *b = p->buffer;
+    const moe_slot *slot = &b->dispatch;
+    const uint64_t word = sizeof(uint64_t), ranks = (uint64_t)g->ranks;
+    const uint64_t flag = slot->expanded + (uint64_t)chunk * ranks * word;
+    epo_rows_gather gather = expand_rows(p, chunk, dst);
+    epo_exchange tell = {
+        .window = b->window, .scope = b->scope, .flag_offset = flag, .epoch = slot->use};
+    epo_deps deps = moe_deps("expand", EPO_INTERVAL_LOCAL, chunk);
+    epo_deps then = moe_deps("expanded", EPO_INTERVAL_COMM, chunk);
+    moe_deps_wait(&deps, moe_buffer_flag(b, moe_pass_arrive(p, slot, chunk), slot->use,
+                                         "dispatch chunk", chunk));
+    gather.beside = true;
+    deps.signal = chunk == p->chunks - 1 ? g->odd_used : NULL;
+    *arrival = (epo_ready){.flag = moe_buffer_at(b, flag + (uint64_t)g->rank * word),
+                           .epoch = slot->use,
+                           .count = 1,
+                           .peer = g->rank,
+                           .what = "expanded chunk",
+                           .chunk = chunk};
+    p->status = g->ops->gather(g->comm, &gather, &deps);
+    if (p->status == EPO_OK)
+        p->status = g->ops->exchange(g->comm, &tell, &then);
+}
+
+void moe_pass_spread(moe_pass *p, void *dst, epo_ready *arrival) {
+    epo_group *g = p->group;
+    const epo_buffer *b = p->buffer;
+    const moe_slot *slot = &b->dispatch;
+    if (p->status != EPO_OK)
+        return;
+    epo_rows_gather gather = expand_rows(p, 0, dst);
+    epo_deps deps = moe_deps("expand", EPO_INTERVAL_LOCAL, 0);
+    moe_deps_wait(&deps,
+                  moe_buffer_flag(b, moe_pass_arrive(p, slot, 0), slot->use, "dispatch chunk", 0));
+    deps.result = true;
+    deps.signal = g->read;
+    arrival[0] = epo_ready_event(g->read);
+    p->status = g->ops->gather(g->compute, &gather, &deps);
+    for (int i = 1; i < p->chunks && p->status == EPO_OK; i++)
+        spread_beside(p, i, dst, &arrival[i]);
+    give_credit(p, slot, g->read, g->odd_used, NULL);
+}
+
 /* ---- rows read where they arrive ------------------------------------------ */
 
 bool moe_pass_in_place(const moe_pass *p) { return moe_plan_in_place(p->plan) && !p->custom; }
@@ -434,15 +480,19 @@ static bool returns_apart(const moe_pass *p, int chunk) {
 }
 
 static epo_queue *sums_lane(const moe_pass *p, int chunk) {
-    return returns_apart(p, chunk) ? p->group->comm : moe_pass_lane(p, chunk);
+    return returns_apart(p, chunk) ? p->group->comm
+           : p->spread             ? p->group->compute
+                                   : moe_pass_lane(p, chunk);
 }
 
-/* flex: the chunk's finished rows, summed over a token's slots. */
+/* flex: finished rows of the chunk (p->spread: of all up to it), summed over a token's
+ * slots. */
 static void sum_back(moe_pass *p, int chunk, const void *rows, const float *row_weight) {
     epo_group *g = p->group;
     const epo_plan *plan = p->plan;
     const epo_buffer *b = p->buffer;
-    uint64_t k = (uint64_t)plan->top_k, first = plan->back_first[moe_pass_plan_chunk(p, chunk)];
+    const int from = moe_pass_plan_chunk(p, p->spread ? 0 : chunk);
+    uint64_t k = (uint64_t)plan->top_k, first = plan->back_first[from];
     uint64_t n = plan->back_first[moe_pass_plan_chunk(p, chunk + 1)] - first;
     epo_rows_reduce reduce = {.dst = (char *)p->back.ptr + first * b->row_bytes,
                               .src = rows,
@@ -463,10 +513,10 @@ static void sum_back(moe_pass *p, int chunk, const void *rows, const float *row_
         epo_deps gather_deps = moe_deps("dweights", EPO_INTERVAL_LOCAL, chunk);
         if (plan->way == EPO_WAY_ENGINES) /* what goes back is complete */
             gather_deps.signal = g->rows;
-        else if (chunk > 0 && moe_plan_sums(p->plan)) /* what the other lane's chunks made */
+        else if (chunk > 0 && moe_plan_sums(p->plan) && !p->spread) /* of the other lane's chunks */
             moe_deps_wait(&gather_deps, epo_ready_event(g->returned));
         if (returns_apart(p, chunk))
-            moe_deps_wait(&gather_deps, epo_ready_event(g->rows));
+            moe_deps_wait(&gather_deps, epo_ready_event(p->spread ? g->grad : g->rows));
         p->status = g->ops->gather(sums_lane(p, chunk), &gather, &gather_deps);
     }
     if (p->status == EPO_OK && !moe_plan_sums(p->plan))
@@ -479,6 +529,8 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
     moe_slot *slot = &b->combine;
     uint64_t k = (uint64_t)p->plan->top_k;
     bool flex = p->plan->back != NULL, sums = moe_plan_sums(p->plan), last = chunk == p->chunks - 1;
+    if (p->spread && !last) /* all in one piece: nothing is left to hide it */
+        return;
     if (flex && p->status == EPO_OK)
         sum_back(p, chunk, rows, row_weight);
     p->own = rows;
@@ -494,23 +546,25 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
                                                : (const void *)row_weight,
                    .extra_bytes = (flex ? k : 1) * sizeof(float),
                    .extra_to = slot->extra};
-    epo_exchange x = moe_pass_load(p, &p->combine, chunk, chunk + 1, &c);
+    epo_exchange x = moe_pass_load(p, &p->combine, p->spread ? 0 : chunk, chunk + 1, &c);
     epo_deps deps = moe_deps("combine", EPO_INTERVAL_COMM, chunk);
-    x.alone = p->tail && !p->beside && last;
+    x.alone = last && ((p->tail && !p->beside) || (p->spread && !p->lends));
     x.few = returns_apart(p, chunk);
     x.way = p->plan->way;
     /* Sums by all SMs go on the chunk's own lane, one chunk behind the other; the last one
      * speaks for the dispatch too.  By few, beside the next chunk's experts. */
-    const bool lane = sums && !x.few && (x.way != EPO_WAY_ENGINES || x.alone);
+    const bool lane = sums && !x.few && (x.way != EPO_WAY_ENGINES || x.alone || p->spread);
     if (!lane)
-        moe_deps_wait(&deps, epo_ready_event(p->chained ? g->part[chunk] : g->rows));
-    if (sums && chunk > 0)
+        moe_deps_wait(&deps, epo_ready_event(p->spread    ? g->grad
+                                             : p->chained ? g->part[chunk]
+                                                          : g->rows));
+    if (sums && chunk > 0 && !p->spread)
         moe_deps_wait(&deps, epo_ready_event(g->returned));
     if (sums && last)
         moe_deps_wait(&deps, epo_ready_event(g->sent));
     if (!g->overlap)
         moe_deps_wait(&deps, epo_ready_event(g->fill_done));
-    if (chunk == 0) {
+    if (chunk == 0 || p->spread) {
         g->stats.padding_bytes += flex ? 0 : p->plan->padding.back * b->row_bytes;
         moe_slot_next(b, slot);
         moe_deps_wait(&deps, moe_buffer_flag(b, slot->credit, slot->use - 1, "combine slot", -1));

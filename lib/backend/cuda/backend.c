@@ -310,10 +310,22 @@ static epo_status op_poison(epo_queue *q, void *ptr, uint64_t bytes, void *ptr2,
     return gpu_op_end(q, deps);
 }
 
+/* Beside GEMMs, for lib/moe's own arrays: a few SMs by bulk copies. */
+static bool gathers_in_bulk(const epo_queue *q, const epo_rows_gather *g, const epo_deps *deps) {
+    return g->beside && q->be->bulk && g->wire == 0 && g->own == NULL && !deps->result &&
+           g->row_bytes % 16 == 0 && g->rows <= INT32_MAX;
+}
+
 static epo_status op_gather(epo_queue *q, const epo_rows_gather *g, const epo_deps *deps) {
     epo_status status;
     if (!gpu_op_begin(q, deps, &status))
         return status;
+    if (gathers_in_bulk(q, g, deps)) {
+        const gpu_segment rows = {g->dst, g->src, g->index, g->rows};
+        GPU_TRY(q->be, deps->name,
+                gpu_flex_copy_segments(q->stream, GPU_BESIDE_SMS, &rows, 1, g->row_bytes));
+        return gpu_op_end(q, deps);
+    }
     if (g->wire == 0)
         GPU_TRY(q->be, deps->name, gpu_kernel_gather(q->stream, q->be->sms, g, late_of(q, deps)));
     else
