@@ -194,18 +194,20 @@ static epo_status reach_choose(epo_backend *be, bool overlap, char *why, size_t 
 
 static void versions_write(epo_backend *be, const char *why) {
     const char *missing = NULL;
-    char gemm[96], pairs[48] = "";
+    char gemm[96], pairs[48] = "", nodes[24] = "";
     int runtime = 0, version = 0;
     (void)cudaRuntimeGetVersion(&runtime);
     gpu_gemm_version(be, gemm, sizeof gemm);
     if (be->pairs != NULL && gpu_pairs_find(&version, &missing))
         snprintf(pairs, sizeof pairs, ", NCCL %d.%d.%d", version / 10000, version / 100 % 100,
                  version % 100);
+    if (be->info.nodes > 1)
+        snprintf(nodes, sizeof nodes, ", %d nodes", be->info.nodes);
     const int driver = gpu_driver_get(NULL)->version;
     snprintf(be->versions, sizeof be->versions,
-             "CUDA %d.%d (driver for %d.%d), %s%s, peers by %s%s%s", runtime / 1000,
+             "CUDA %d.%d (driver for %d.%d), %s%s, peers by %s%s%s%s", runtime / 1000,
              runtime % 1000 / 10, driver / 1000, driver % 1000 / 10, gemm, pairs,
-             be->one_sided ? "P2P" : "NCCL: ", be->one_sided ? "" : why,
+             be->one_sided ? "P2P" : "NCCL: ", be->one_sided ? "" : why, nodes,
              be->wait_mode == GPU_WAIT_HOST ? ", host waits" : "");
 }
 
