@@ -99,37 +99,41 @@ def on_stream(comm: torch.cuda.Stream, inputs: Tuple[Optional[torch.Tensor], ...
     return out, EventOverlap(event, inputs)
 
 
-def agree_on_most(group: Any, value: int) -> int:
-    """The largest of all ranks' values."""
+def agree_on_most(group: Any, values: List[int]) -> List[int]:
+    """The largest of all ranks' values, each by itself."""
     gpu = "nccl" in str(dist.get_backend(group))
-    most = torch.tensor([value], dtype=torch.int64, device="cuda" if gpu else "cpu")
+    most = torch.tensor(values, dtype=torch.int64, device="cuda" if gpu else "cpu")
     dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
-    return int(most.item())
+    return most.tolist()
 
 
 class Windows:
-    """ep_overlap buffers of one group, by shape; larger ones where a rank has more tokens. The
-    library tells all ranks when one of them does not fit."""
+    """ep_overlap buffers of one group, by shape; larger ones where a rank has more tokens or slots. The
+    library tells all ranks when one of them does not fit, so nobody has to be asked before."""
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any, dispatcher: Optional[str] = None) -> None:
         self.process_group = group
-        self.group = ep_overlap.Group(group, engine="cuda")
-        self._made: Dict[Any, Tuple[ep_overlap.Buffer, int]] = {}
+        self.group = ep_overlap.Group(group, engine="cuda", dispatcher=dispatcher)
+        self._made: Dict[Any, Tuple[ep_overlap.Buffer, List[int]]] = {}
 
     def plan(self, experts: torch.Tensor, weights: Optional[torch.Tensor], count: int, hidden: int,
              dtype: torch.dtype, align: int) -> ep_overlap.Plan:
-        key = (count, experts.shape[1], hidden, dtype, align)
+        key, size = (count, hidden, dtype, align), [max(1, experts.shape[0]), experts.shape[1]]
         try:
             if key in self._made:
                 return self._made[key][0].plan(experts, weights)
         except (ValueError, ep_overlap.Error):
-            if agree_on_most(self.process_group, experts.shape[0]) <= self._made[key][1]:
+            had = self._made[key][1]
+            most = agree_on_most(self.process_group, size)
+            if most[0] <= had[0] and most[1] <= had[1]:
                 raise
-        most = agree_on_most(self.process_group, max(1, experts.shape[0]))
+            size = [max(pair) for pair in zip(most, had)]
+        else:
+            size = agree_on_most(self.process_group, size)
         # (the old one stays: plans made from it may still be in use)
-        buffer = self.group.buffer(hidden=hidden, experts=count, top_k=experts.shape[1], max_tokens=most,
-                                   dtype=dtype, align_rows=align)
-        self._made[key] = (buffer, most)
+        buffer = self.group.buffer(hidden=hidden, experts=count, top_k=size[1], max_tokens=size[0], dtype=dtype,
+                                   align_rows=align)
+        self._made[key] = (buffer, size)
         return buffer.plan(experts, weights)
 
 

@@ -8,7 +8,7 @@ import torch
 
 import ep_overlap
 
-from .buffer import Windows, agree_on_most
+from .buffer import Windows
 
 
 class HybridEPBuffer:
@@ -19,12 +19,12 @@ class HybridEPBuffer:
         if use_fp8:
             raise NotImplementedError("deep_ep on ep_overlap: FP8 is not served")
         self.group, self.hidden_dim, self.num_local_experts = group, hidden_dim, num_local_experts
-        self._windows = Windows(group)
+        self._windows = Windows(group, "flex")
 
     def _new_plan(self, hidden: torch.Tensor, routing_map: torch.Tensor, probs: Optional[torch.Tensor],
                   align: int) -> Any:
-        """Routing [T, E] as the K largest columns, the same K on every rank."""
-        most = agree_on_most(self.group, int(routing_map.sum(1).max().item()) if routing_map.numel() else 1)
+        """Routing [T, E] as columns, as many as the token with the most experts here has."""
+        most = int(routing_map.sum(1).max().item()) if routing_map.numel() else 1
         chosen, index = torch.topk(routing_map.to(torch.int8), max(1, most), dim=1)
         experts = torch.where(chosen > 0, index, -1)
         weights = torch.gather(probs, 1, index).to(torch.float32) if probs is not None else None
