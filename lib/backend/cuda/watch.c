@@ -17,6 +17,7 @@ typedef struct watch_entry {
     volatile uint64_t *words; /* NULL: an event */
     epo_ready ready;          /* what is waited for; its epoch and count */
     cudaEvent_t event;
+    bool over; /* the event */
     double since;
     bool warned;
 } watch_entry;
@@ -43,7 +44,7 @@ static uint64_t word_load(volatile uint64_t *word) {
 
 static bool entry_done(const watch_entry *e) {
     if (e->words == NULL)
-        return cudaEventQuery(e->event) != cudaErrorNotReady;
+        return e->over;
     for (int i = 0; i < e->ready.count; i++)
         if (word_load(e->words + i) < e->ready.epoch)
             return false;
@@ -140,6 +141,22 @@ static void entry_warn(const epo_backend *be, watch_entry *e, double age) {
     fprintf(stderr, "ep-overlap: %s, still waiting\n", text);
 }
 
+/* Not under the lock, which whoever issues work wants: the question may have to wait for a
+ * caller's call that waits for the device.  Meanwhile entries move. */
+static void events_ask(gpu_watch *w) {
+    for (size_t i = 0; i < w->count; i++) {
+        if (w->entry[i].words != NULL || w->entry[i].over)
+            continue;
+        const cudaEvent_t event = w->entry[i].event; /* this thread alone ends it */
+        pthread_mutex_unlock(&w->lock);
+        const bool over = cudaEventQuery(event) != cudaErrorNotReady;
+        pthread_mutex_lock(&w->lock);
+        for (size_t k = 0; k < w->count && over; k++)
+            if (w->entry[k].words == NULL && w->entry[k].event == event)
+                w->entry[k].over = true;
+    }
+}
+
 /* Removes what is done; an error if a wait has expired, is for a rank that is gone, or a
  * peer is in another call; its line in `text`. */
 static epo_status watch_scan(epo_backend *be, char *text, size_t size) {
@@ -202,6 +219,7 @@ static void *watch_main(void *ctx) {
             until.tv_sec++;
         }
         pthread_cond_timedwait(&w->wake, &w->lock, &until);
+        events_ask(w);
         epo_status status = watch_scan(be, text, sizeof text);
         if (status == EPO_OK && !w->poisoned)
             status = gpu_replay_scan(be, text, sizeof text);
