@@ -60,26 +60,30 @@ def rank_main():
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         outputs = step()
-    for i in range(REPLAYS):
-        given = inputs(torch, rank, i, device)
-        with torch.no_grad():
-            for to, value in zip((x, experts, weights, dy), given):
-                to.copy_(value)
-        for w in (layer.w1, layer.w2, plain.w1, plain.w2):
-            if w.grad is not None:
-                w.grad.zero_()
-        graph.replay()
-        x2, weights2 = given[0].requires_grad_(), given[2].requires_grad_()
-        y = plain(x2, given[1], weights2)
-        y.backward(given[3])
-        torch.cuda.synchronize()
-        want = (y, x2.grad, weights2.grad, plain.w1.grad, plain.w2.grad)
-        for name, a, b in zip(("y", "dx", "dweights", "dw1", "dw2"),
-                              (*outputs, layer.w1.grad, layer.w2.grad), want):
-            if not torch.equal(a, b):
-                raise SystemExit("rank %d, replay %d: %s has other bits" % (rank, i, name))
+
+    def compare():  # what autograd keeps of plain's calls ends here
+        for i in range(REPLAYS):
+            given = inputs(torch, rank, i, device)
+            with torch.no_grad():
+                for to, value in zip((x, experts, weights, dy), given):
+                    to.copy_(value)
+            for w in (layer.w1, layer.w2, plain.w1, plain.w2):
+                if w.grad is not None:
+                    w.grad.zero_()
+            graph.replay()
+            x2, weights2 = given[0].requires_grad_(), given[2].requires_grad_()
+            y = plain(x2, given[1], weights2)
+            y.backward(given[3])
+            torch.cuda.synchronize()
+            want = (y, x2.grad, weights2.grad, plain.w1.grad, plain.w2.grad)
+            for name, a, b in zip(("y", "dx", "dweights", "dw1", "dw2"),
+                                  (*outputs, layer.w1.grad, layer.w2.grad), want):
+                if not torch.equal(a, b):
+                    raise SystemExit("rank %d, replay %d: %s has other bits" % (rank, i, name))
+
+    compare()
     group.check()
-    del graph, outputs, y
+    del graph, outputs
     layer.close()
     plain.close()
     group.close()

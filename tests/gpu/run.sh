@@ -14,7 +14,7 @@
 #   flex       flex's kernels against maps of the CPU and fp64     1 GPU or more
 #   threads    layers, ranks as threads, all arms bit for bit        1 GPU or more
 #   graph      plan, forward and backward in a CUDA graph, replayed   1 GPU or more
-#   bulk       2000 random small layers (EPO_GPU_LAYERS)             1 GPU or more
+#   bulk       10,000 random small layers (EPO_GPU_LAYERS)            1 GPU or more
 #   dense      ep-train's dense parts against the CPU's               1 GPU
 #   processes  the same, ranks as processes over CUDA IPC            1 GPU or more
 #   nccl       the same, peers by ncclSend and ncclRecv              2 GPUs
@@ -205,7 +205,7 @@ for phase in $phases; do
             run graph-processes 60 "$build/graph" processes 2 100 bits errors
             run graph-threads 60 "$build/graph" threads 2 100 bits time
             ;;
-        bulk) run bulk 80 "$build/bulk" "${EPO_GPU_LAYERS:-2000}" "${seed:-0x1000}" 0 70 ;;
+        bulk) run bulk 80 "$build/bulk" "${EPO_GPU_LAYERS:-10000}" "${seed:-0x1000}" 0 70 ;;
         dense) run dense 30 "$build/dense" ${seed:+"$seed"} ;;
         wire)
             run wire2 60 "$build/layer" threads 2 "$cases" "${seed:-0x8e4}" 9 e4m3
