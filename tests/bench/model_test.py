@@ -120,7 +120,7 @@ class Command(Files):
     def test_paper_from_what_is_kept(self):
         done = self.run_model("paper", os.path.join(HERE, "model-h200.json"))
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertRegex(done.stdout, r"\n\| 64 \| 128 \| 0\.4")
+        self.assertRegex(done.stdout, r"\n\| 64 \| 128 \| 0\.5")
 
     def test_wrong_inputs_are_named(self):
         good = self.many()
