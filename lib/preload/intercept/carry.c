@@ -323,9 +323,11 @@ ncclResult_t channel_exchange(channel *ch, message *messages, size_t count, bool
     job j;
     cu_context popped;
     ncclResult_t r = ncclSuccess;
+    int mode = CU_CAPTURE_RELAXED; /* a graph may be captured elsewhere meanwhile */
     *beside = false;
     pthread_mutex_lock(&ch->lock);
     const bool able = ch->cu->context_push(ch->context) == 0;
+    const bool relaxed = able && ch->cu->capture_mode(&mode) == 0;
     job_open(&j, ch, messages, count);
     if (able && !j.captured)
         tidy_sometimes(ch);
@@ -339,6 +341,8 @@ ncclResult_t channel_exchange(channel *ch, message *messages, size_t count, bool
             atomic_store(&ch->agree.room->closed, 1); /* the driver is in error */
         *beside = j.mixed;
     }
+    if (relaxed)
+        (void)ch->cu->capture_mode(&mode);
     if (able)
         (void)ch->cu->context_pop(&popped);
     pthread_mutex_unlock(&ch->lock);
