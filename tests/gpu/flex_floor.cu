@@ -220,6 +220,6 @@ int main(int argc, char **argv) {
     MUST(cudaMemset(dst, 2, kBytes));
     const int usual[] = {16, 24, 132};
     for (int i = 0; i < (argc > 1 ? argc - 1 : 3); i++)
-        run(argc > 1 ? atoi(argv[i + 1]) : usual[i], src, dst, far);
+        run(argc > 1 ? (int)strtol(argv[i + 1], nullptr, 10) : usual[i], src, dst, far);
     return 0;
 }
