@@ -520,13 +520,14 @@ static epo_status make(epo_buffer *b, const epo_routing *r, epo_status wrong, mo
     epo_plan *p = NULL;
     carve_making(&count, b, slots, &a);
     char *mine = calloc(1, b->counts_bytes);
-    real.base = calloc(1, count.used);
-    epo_status status = mine == NULL || real.base == NULL
+    real.base = count.failed ? NULL : calloc(1, count.used);
+    if (real.base != NULL)
+        carve_making(&real, b, slots, &a);
+    epo_status status = mine == NULL || a.records == NULL
                             ? epo_fail(EPO_E_NOMEM, "memory: need %" PRIu64 " bytes to make a plan",
                                        count.used + b->counts_bytes)
                             : EPO_OK;
     if (status == EPO_OK) {
-        carve_making(&real, b, slots, &a);
         write_record(b, &s, r, wrong, &a, mine);
         status = exchange_records(b, mine, a.records);
     }
