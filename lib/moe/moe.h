@@ -12,6 +12,7 @@
  *   plan.c      counts exchanged, errors agreed; dispatch_*.c make the maps
  *   link.c      flex across nodes: one row a token and node; link_maps.c, link_pass.c
  *   pipeline.c  the pass: dispatch, expand, return, finish
+ *   rows.c      dispatch and combine as calls of their own
  *   experts.c   the GEMMs of a pass, forward and backward; chain.c: in one operation
  *   memory.c    what passes take, and the forward's rows in the backward pass
  *   own.c       experts that are the caller's function
