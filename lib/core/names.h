@@ -49,6 +49,8 @@
 #define EPO_ENV_RECORD_CALLS "EP_OVERLAP_RECORD_CALLS"
 /* 1: CUPTI is taken out of the process after the window. */
 #define EPO_ENV_RECORD_LEAVE "EP_OVERLAP_RECORD_LEAVE"
+/* 1: exchanges by copy engines are marked on their streams, so that their waits count. */
+#define EPO_ENV_RECORD_MARK "EP_OVERLAP_RECORD_MARK"
 
 /* The interposer's least message, in bytes (k, m, g). */
 #define EPO_ENV_INTERPOSE_LEAST "EP_OVERLAP_INTERPOSE_LEAST"

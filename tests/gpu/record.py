@@ -458,7 +458,8 @@ def part_carried(library, ranks):
         return 0
     bad = 0
     for mode in ("observe", "accelerate"):
-        for r in run(library, "steps", ranks, True, "1s-2.5s", 18, mode=mode):
+        marks = {"EP_OVERLAP_RECORD_MARK": "1"}
+        for r in run(library, "steps", ranks, True, "1s-2.5s", 18, marks, mode):
             report = r["report"] or {}
             print(f"carried, {mode}: {r['ours'][:1]}, {report.get('nanoseconds')}", flush=True)
             bad += r["status"] != 0 or not report or report["not_recorded"] is not None

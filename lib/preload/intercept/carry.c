@@ -266,11 +266,11 @@ static ncclResult_t move_self(job *j, bool *any) {
     return ncclSuccess;
 }
 
-/* While the recorder looks: where the exchange begins and ends on its stream, which waits for
+/* Where the recorder wants it: where the exchange begins and ends on its stream, which waits for
  * most of it without any activity.  A word that nobody else uses takes the value. */
 static void mark(job *j, uint32_t what) {
     channel *ch = j->ch;
-    if (ch->cu->set32 != NULL && recorder_looks())
+    if (ch->cu->set32 != NULL && recorder_wants_marks())
         (void)ch->cu->set32(
             channel_word(ch, &ch->agree.room->pair[ch->agree.me][ch->agree.me].arrived), what, 1,
             j->side);

@@ -59,6 +59,7 @@ static struct {
     pthread_cond_t changed; /* CLOCK_MONOTONIC */
     atomic_int stage;
     bool stop, finished;
+    bool marks; /* set before the thread is started */
     pid_t pid;
     int64_t born;
     rhythm_call *calls;
@@ -92,8 +93,9 @@ void recorder_call(uint64_t what, uint64_t kind) {
     pthread_mutex_unlock(&context.lock);
 }
 
-bool recorder_looks(void) {
-    return atomic_load_explicit(&context.stage, memory_order_relaxed) == STAGE_OPEN;
+bool recorder_wants_marks(void) {
+    return atomic_load_explicit(&context.stage, memory_order_relaxed) == STAGE_OPEN &&
+           context.marks;
 }
 
 /* ---- the rhythm ---- */
@@ -472,6 +474,8 @@ void recorder_begin(void) {
         return;
     }
     context.rank = s->report.rank;
+    const char *mark = getenv(EPO_ENV_RECORD_MARK);
+    context.marks = mark != NULL && strcmp(mark, "1") == 0;
     context.born = now_ns();
     (void)pthread_atfork(NULL, NULL, after_fork);
     atomic_store(&context.stage, STAGE_WAITING);

@@ -27,9 +27,10 @@ bool recorder_wanted(void);
 void recorder_begin(void);
 /* The program has made a call of NCCL: what it was, with the bytes and without. */
 void recorder_call(uint64_t what, uint64_t kind);
-/* Whether the window is open.  Exchanges without kernels, which wait and copy, then set a word
- * on their stream to these values where they begin and end. */
-bool recorder_looks(void);
+/* Whether the window is open and EP_OVERLAP_RECORD_MARK asks for marks.  Exchanges without
+ * kernels, which wait and copy, then set a word on their stream to these values where they begin
+ * and end. */
+bool recorder_wants_marks(void);
 #define RECORDER_MARK_BEGIN UINT32_C(0xe9a57e10)
 #define RECORDER_MARK_END UINT32_C(0xe9a57e11)
 /* At the end of the process: ends a window that is open, prints rank 0's line.  Waits a few
