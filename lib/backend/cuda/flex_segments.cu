@@ -44,7 +44,7 @@ __device__ __forceinline__ int64_t in_turns(int64_t row, int64_t rows) {
 
 /* What a row that index leaves out is made of, a piece at a time. */
 constexpr int kPiece = 4096;
-__device__ uint4 nothing[kPiece / 16];
+[[maybe_unused]] __device__ uint4 nothing[kPiece / 16];
 
 __global__ void __launch_bounds__(512, 1)
     copy_rows(const __grid_constant__ Table table, uint32_t row_bytes, Cut cut) {
