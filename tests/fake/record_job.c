@@ -185,7 +185,7 @@ int main(int argc, char **argv) {
     snprintf(id.internal, sizeof id.internal, "%.40s-%d", unique != NULL ? unique : "",
              (int)getpid());
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if (strchr(what, 'E') != NULL) /* by the environment of the test: a set-up call of its own */
+    if (strchr(what, 'E') != NULL) /* small kernels by the thousand */
         extra = 2000;
     if (strchr(what, 'G') != NULL)
         devices = 2;
