@@ -9,6 +9,7 @@
 
 #include <netinet/in.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -160,6 +161,30 @@ static void stays_away(member *m, epo_far *far) {
 
 static void a_late_rank_is_named(void) { CU_ASSERT_EQUAL(run(stays_away), 0); }
 
+static pthread_t self_of[RANKS];
+
+static void on_signal(int number) { (void)number; }
+
+/* Rank 4 is awaited while signals arrive. */
+static void is_interrupted(member *m, epo_far *far) {
+    char all[RANKS * 8], mine[8] = "";
+    self_of[m->rank] = pthread_self();
+    pthread_barrier_wait(&together);
+    for (int i = 0; m->rank == 4 && i < 20; i++) {
+        nanosleep(&(struct timespec){0, 10000000}, NULL);
+        for (int r = 0; r < 4; r++)
+            EXPECT(pthread_kill(self_of[r], SIGUSR1) == 0);
+    }
+    EXPECT(epo_far_allgather(far, mine, 8, all) == EPO_OK);
+}
+
+static void a_signal_is_no_time_out(void) {
+    struct sigaction act = {.sa_handler = on_signal}, before;
+    sigaction(SIGUSR1, &act, &before);
+    CU_ASSERT_EQUAL(run(is_interrupted), 0);
+    sigaction(SIGUSR1, &before, NULL);
+}
+
 /* Its connection ends, the ranks meet, and then nobody listens any more. */
 static void without_stranger(member *m, epo_far *far) {
     char all[RANKS * 8], mine[8] = "", byte[256];
@@ -186,6 +211,7 @@ int main(void) {
         {"a failure reaches everybody", a_failure_reaches_everybody},
         {"different exchanges are an error", different_exchanges_are_an_error},
         {"a late rank is named", a_late_rank_is_named},
+        {"a signal is no time-out", a_signal_is_no_time_out},
         {"a stranger is not admitted", a_stranger_is_not_admitted},
         CU_TEST_INFO_NULL,
     };

@@ -31,6 +31,8 @@
 #define FAR_ADDRESSES 8
 #define FAR_MAGIC UINT64_C(0x65706f2d66617231)
 #define FAR_CONNECT_S 3.0 /* for one address: it may lead nowhere */
+#define FAR_POLL_S 1000.0 /* at a time: milliseconds are an int */
+#define FAR_PAUSE_NS 50000000
 #define FAR_TEXT 256
 enum { FAR_DATA = 1, FAR_FAIL = 2 };
 
@@ -87,10 +89,18 @@ static double far_now(void) {
 
 /* ---- bytes, within a limit ------------------------------------------------- */
 
+/* A signal of the program's is no time-out. */
 static bool far_ready(int fd, short what, double until) {
-    const double left = until - far_now();
     struct pollfd p = {fd, what, 0};
-    return poll(&p, 1, left <= 0 ? 0 : (int)(left * 1e3) + 1) > 0;
+    int n;
+    do {
+        const double left = until - far_now();
+        n = poll(&p, 1,
+                 left <= 0           ? 0
+                 : left > FAR_POLL_S ? (int)(FAR_POLL_S * 1e3)
+                                     : (int)(left * 1e3) + 1);
+    } while ((n < 0 && errno == EINTR) || (n == 0 && far_now() < until));
+    return n > 0;
 }
 
 /* 0, ETIMEDOUT, or what ended the connection. */
@@ -128,12 +138,13 @@ static void far_options(int fd) {
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
 }
 
-/* This machine's addresses, loopback last. */
+/* This machine's addresses; loopback leads elsewhere on every machine, so only where there is no
+ * other. */
 static void far_addresses(far_card *card) {
     struct ifaddrs *all = NULL;
     if (getifaddrs(&all) != 0)
         all = NULL;
-    for (struct ifaddrs *a = all; a != NULL && card->count < FAR_ADDRESSES - 1; a = a->ifa_next) {
+    for (struct ifaddrs *a = all; a != NULL && card->count < FAR_ADDRESSES; a = a->ifa_next) {
         if (a->ifa_addr == NULL || a->ifa_addr->sa_family != AF_INET)
             continue;
         const struct sockaddr_in *in = (const void *)a->ifa_addr;
@@ -141,13 +152,14 @@ static void far_addresses(far_card *card) {
             card->address[card->count++] = in->sin_addr.s_addr;
     }
     freeifaddrs(all);
-    card->address[card->count++] = htonl(INADDR_LOOPBACK);
+    if (card->count == 0)
+        card->address[card->count++] = htonl(INADDR_LOOPBACK);
 }
 
 static epo_status far_listen(epo_far *f, far_card *card) {
     struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_ANY)};
     socklen_t size = sizeof here;
-    f->listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    f->listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (f->listener < 0 || bind(f->listener, (struct sockaddr *)&here, sizeof here) != 0 ||
         listen(f->listener, f->ranks) != 0 ||
         getsockname(f->listener, (struct sockaddr *)&here, &size) != 0 ||
@@ -222,6 +234,8 @@ static epo_status far_join(epo_far *f, const far_card *card) {
     do {
         for (int i = 0; i < card->count && i < FAR_ADDRESSES && f->fd[0] < 0; i++)
             f->fd[0] = far_call(f, card, card->address[i]);
+        if (f->fd[0] < 0)
+            nanosleep(&(struct timespec){0, FAR_PAUSE_NS}, NULL);
     } while (f->fd[0] < 0 && far_now() < until);
     return f->fd[0] >= 0 ? EPO_OK
                          : epo_fail(EPO_E_PEER,
@@ -287,7 +301,10 @@ static epo_status far_take(epo_far *f, int rank, void *data, size_t bytes, doubl
         error = far_move(f->fd[rank], &failure, sizeof failure, false, until);
         failure.text[FAR_TEXT - 1] = '\0';
         if (error == 0)
-            return epo_fail((epo_status)failure.status, "%s", failure.text);
+            return epo_fail(failure.status > EPO_OK && failure.status <= EPO_E_VERSION
+                                ? (epo_status)failure.status
+                                : EPO_E_PEER,
+                            "%s", failure.text);
     }
     if (error == 0 && (head.kind != FAR_DATA || head.turn != f->turn || head.bytes != bytes))
         return epo_fail(EPO_E_PEER,
@@ -302,7 +319,8 @@ static epo_status far_take(epo_far *f, int rank, void *data, size_t bytes, doubl
 
 static epo_status far_give(epo_far *f, int rank, uint32_t kind, const void *data, size_t bytes,
                            double until) {
-    const far_head head = {f->turn, kind, (uint32_t)bytes};
+    /* a failure may be told by another thread, and is of no turn */
+    const far_head head = {kind == FAR_DATA ? f->turn : 0, kind, (uint32_t)bytes};
     pthread_mutex_lock(&f->sending);
     int error = far_send(f->fd[rank], &head, sizeof head, until);
     if (error == 0 && bytes > 0)
