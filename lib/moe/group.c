@@ -71,6 +71,14 @@ epo_status moe_group_break(epo_group *group, epo_status status) {
     return epo_fail(status, "%s", text);
 }
 
+epo_status moe_gone(epo_status status) {
+    char text[EPO_ERROR_MAX];
+    if (status != EPO_E_STATE)
+        return status;
+    snprintf(text, sizeof text, "%s", epo_fail_text());
+    return epo_fail(EPO_E_PEER, "%s", text);
+}
+
 epo_status moe_group_turn(epo_group *group, epo_turn_kind kind, const epo_plan *plan,
                           epo_status wrong) {
     const epo_turn turn = {kind, plan != NULL ? plan->number : 0};

@@ -84,7 +84,7 @@ epo_status moe_layer_destroy(epo_layer *layer) {
     epo_status status = layer->wgrads > 0 ? moe_wgrad_settle(g, layer) : EPO_OK;
     g->layers--;
     free(layer);
-    return status;
+    return moe_gone(status);
 }
 
 epo_status moe_layer_wgrad_flush(epo_layer *layer, epo_stream stream) {

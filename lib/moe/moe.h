@@ -11,12 +11,10 @@
  *   tune.c      how many chunks, by measuring
  *   plan.c      counts exchanged, errors agreed; dispatch_*.c make the maps
  *   link.c      flex across nodes: one row a token and node; link_maps.c, link_pass.c
- *   pipeline.c  the pass: dispatch, expand, return, finish
- *   rows.c      dispatch and combine as calls of their own
+ *   pipeline.c  the pass: dispatch, expand, return, finish; rows.c: two of them as calls
  *   experts.c   the GEMMs of a pass, forward and backward; chain.c: in one operation
  *   memory.c    what passes take, and the forward's rows in the backward pass
- *   own.c       experts that are the caller's function
- *   layer.c     layer and saved objects
+ *   layer.c     layer and saved objects; own.c: experts that are the caller's function
  *   schedule.c  two micro-batches, node by node
  *   wgrad.c     weight gradients, at once or delayed
  *   stats.c     figures
@@ -106,6 +104,8 @@ epo_status moe_group_ok(epo_group *group);
 /* A collective call failed on this rank after peers may have begun it: ends the
  * group's work, so that no one waits here; returns `status`. */
 epo_status moe_group_break(epo_group *group, epo_status status);
+/* Of a destroy whose object is gone: EPO_E_STATE would say that it was kept. */
+epo_status moe_gone(epo_status status);
 /* A collective call begins; `wrong`, which is returned: this rank refuses it, so that
  * its peers do not wait for it. */
 epo_status moe_group_turn(epo_group *group, epo_turn_kind kind, const epo_plan *plan,

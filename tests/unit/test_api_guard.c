@@ -11,6 +11,8 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 enum { E = 4, H = 8, F = 8, K = 2, T = 6 };
 
@@ -366,6 +368,25 @@ static void *fail_elsewhere(void *other) {
     return NULL;
 }
 
+/* Whatever the first one answers there, the object is gone. */
+static int destroy_twice(objects *o) {
+    epo_plan_release(o->plan);
+    const epo_status buffer = epo_buffer_destroy(o->buffer), layer = epo_layer_destroy(o->layer);
+    return buffer == EPO_E_STATE || layer == EPO_E_STATE ||
+           epo_buffer_destroy(o->buffer) != EPO_E_ARG || epo_layer_destroy(o->layer) != EPO_E_ARG;
+}
+
+static void twice_in_a_child(void) {
+    objects *o = make_objects();
+    int status = -1;
+    const pid_t child = fork();
+    if (child == 0)
+        _exit(destroy_twice(o));
+    CU_ASSERT_EQUAL(waitpid(child, &status, 0), child);
+    CU_ASSERT_EQUAL(status, 0);
+    drop_objects(o);
+}
+
 static void an_error_belongs_to_its_thread(void) {
     pthread_t thread;
     char before[512];
@@ -387,6 +408,7 @@ int main(void) {
         {"wrong order is told and harmless", wrong_order_is_told_and_harmless},
         {"twice is told and harmless", twice_is_told_and_harmless},
         {"twice at once", twice_at_once},
+        {"twice in a child", twice_in_a_child},
         {"groups of several threads", groups_of_several_threads},
         {"two ranks of one process", two_ranks_of_one_process},
         {"an error belongs to its thread", an_error_belongs_to_its_thread},
