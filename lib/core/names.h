@@ -37,6 +37,7 @@
 
 /* The user's own knobs of the library, not touched by the plugin. */
 #define EPO_ENV_CHUNKS "EP_OVERLAP_CHUNKS"             /* expert groups per pass */
+#define EPO_ENV_CHUNKS_FILE "EP_OVERLAP_CHUNKS_FILE"   /* measured choices, kept */
 #define EPO_ENV_TIMEOUT "EP_OVERLAP_TIMEOUT"           /* seconds */
 #define EPO_ENV_NODES "EP_OVERLAP_NODES"               /* "0,0,1,1": each rank's, for tests */
 #define EPO_ENV_NODES_APART "EP_OVERLAP_NODES_APART"   /* 1: as if on several machines */

@@ -507,7 +507,8 @@ EPO_API epo_status epo_schedule_run(epo_group *group, const epo_schedule *schedu
  * called when a backward is captured, not when it is replayed.
  *
  * Every rank launches the same graphs, and makes the same calls between them, in the same
- * order, each of its own in the order of streams.  Release the plans after the last replay,
+ * order, each of its own in the order of streams: calls on such a buffer, captured or not, must
+ * not run beside each other.  Release the plans after the last replay,
  * and destroy the graphs before the group: their memory is then given back.
  *
  * epo_plan_query tells 0 for dropped and pad_rows, which nobody knows; epo_stats counts

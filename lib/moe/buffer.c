@@ -170,9 +170,11 @@ static epo_status links_set(epo_buffer *b, const epo_buffer_config *c) {
                         "buffer: flex across %d nodes does not pad to the capacity; use alltoall, "
                         "or leave padding out",
                         nodes);
-    if (c->max_tokens > INT32_MAX / nodes)
-        return epo_fail(EPO_E_ARG, "buffer: max_tokens: found %d, allowed with %d nodes 1..%d",
-                        c->max_tokens, nodes, INT32_MAX / nodes);
+    const int32_t most = INT32_MAX / (nodes + 1) / c->top_k; /* places of slots of all rows */
+    if (c->max_tokens > most)
+        return epo_fail(EPO_E_ARG,
+                        "buffer: max_tokens: found %d, allowed with %d nodes and top_k %d 1..%d",
+                        c->max_tokens, nodes, c->top_k, most);
     b->most_tokens = c->max_tokens * nodes;
     return EPO_OK;
 }
@@ -192,7 +194,7 @@ static epo_status replays_set(epo_buffer *b) {
     if (g->ops->replay_open == NULL)
         return epo_fail(EPO_E_UNSUPPORTED, "buffer: graphs: the %s engine has none", g->ops->name);
     b->replays = true;
-    return g->ops->replay_open(g->be);
+    return EPO_OK;
 }
 
 /* Checks the configuration and lays the window out; makes nothing. */
@@ -369,6 +371,8 @@ epo_status moe_buffer_create(epo_group *group, const epo_buffer_config *config, 
     }
     status = out == NULL ? epo_fail(EPO_E_ARG, "buffer_create: out is NULL")
                          : configure(group, config, b, &max_rows);
+    if (status == EPO_OK && b->replays)
+        status = group->ops->replay_open(group->be);
     b->group = group;
     b->max_rows = rows;
     status = agree(b, status, max_rows, &largest);
@@ -417,7 +421,7 @@ epo_status moe_buffer_destroy(epo_buffer *buffer) {
     group->buffers--;
     free(buffer->max_rows);
     free(buffer);
-    return status;
+    return moe_gone(status);
 }
 
 epo_ready moe_buffer_flag(const epo_buffer *buffer, uint64_t offset, uint64_t epoch,

@@ -38,6 +38,7 @@ epo_status moe_dispatch(epo_plan *plan, const void *x, void *rows, float *row_we
         epo_deps deps = moe_deps("weights", EPO_INTERVAL_LOCAL, -1);
         moe_deps_wait(&deps, epo_ready_event(g->sent));
         deps.signal = g->done;
+        deps.result = true;
         p.status = g->ops->gather(g->compute, &gather, &deps);
     }
     return moe_pass_end(&p);

@@ -19,6 +19,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/names.h"
+
 static const int choices[MOE_TUNE_CHOICES] = {1, 2, 4, 8};
 enum { TRIALS = 3, FILE_CHUNKS_MAX = 1024 };
 /* Rows of a chunk below this never pay. */
@@ -76,7 +78,7 @@ static void take_line(epo_buffer *b, const char *line) {
 }
 
 static void read_file(epo_buffer *b) {
-    const char *path = getenv("EP_OVERLAP_CHUNKS_FILE");
+    const char *path = getenv(EPO_ENV_CHUNKS_FILE);
     FILE *f = path != NULL && path[0] != '\0' ? fopen(path, "re") : NULL;
     char line[256];
     while (f != NULL && fgets(line, sizeof line, f) != NULL)
@@ -86,7 +88,7 @@ static void read_file(epo_buffer *b) {
 }
 
 static void write_file(const epo_buffer *b, int class) {
-    const char *path = getenv("EP_OVERLAP_CHUNKS_FILE");
+    const char *path = getenv(EPO_ENV_CHUNKS_FILE);
     FILE *f = b->group->rank == 0 && path != NULL && path[0] != '\0' ? fopen(path, "ae") : NULL;
     if (f == NULL)
         return;
