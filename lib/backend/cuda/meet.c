@@ -20,6 +20,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -187,6 +188,12 @@ static epo_status shm_join(const gpu_meet *m, uint64_t bytes, const char *name, 
                         "rank %d: the group's shared memory is not there (%s): all ranks must run "
                         "on one machine and in one IPC namespace",
                         m->rank, strerror(errno));
+    struct stat st;
+    if (fstat(fd, &st) != 0 || (uint64_t)st.st_size != bytes) {
+        close(fd);
+        return epo_fail(EPO_E_SYSTEM, "rank %d: the group's shared memory is not %" PRIu64 " bytes",
+                        m->rank, bytes);
+    }
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     if (p == MAP_FAILED)
@@ -520,6 +527,7 @@ epo_status gpu_meet_shared(gpu_meet *m, uint64_t bytes, void **out) {
     void *p = card.address;
     status = shared_agree(m, status, &card, all);
     if (status == EPO_OK) {
+        all[m->lead].name[MEET_NAME - 1] = '\0'; /* it may come from another machine */
         if (m->threads)
             p = all[0].address;
         else if (!makes && m->meeting != NULL)

@@ -136,7 +136,7 @@ void gpu_pairs_destroy(epo_backend *be, bool broken) {
         return;
     if (broken)
         gpu_pairs_abort(be);
-    else if (be->pairs->comm != NULL)
+    else if (be->pairs->comm != NULL && !atomic_load(&be->pairs->aborted)) /* by the watchdog */
         (void)api.destroy(be->pairs->comm);
     free(be->pairs);
     be->pairs = NULL;

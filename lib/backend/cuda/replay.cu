@@ -62,8 +62,11 @@ __global__ void __launch_bounds__(32) wait_words(gpu_wait w) {
         const gpu_note note = {
             GPU_BOARD_LATE, w.what, w.chunk, w.rank + first, missing, w.count, 0, age, 0};
         if (age > w.warn_ns && !warned && threadIdx.x == 0) {
-            w.told.board->warning = note;
+            gpu_note silent = note;
+            silent.kind = GPU_BOARD_NONE;
+            w.told.board->warning = silent;
             __threadfence_system();
+            *reinterpret_cast<volatile uint64_t *>(&w.told.board->warning.kind) = note.kind;
         }
         warned = warned || age > w.warn_ns;
         if (age > w.limit_ns) {

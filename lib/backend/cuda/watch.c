@@ -207,7 +207,9 @@ static void *watch_main(void *ctx) {
     epo_backend *be = ctx;
     gpu_watch *w = be->watch;
     char text[512];
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     (void)cudaSetDevice(be->device);
+    (void)cudaThreadExchangeStreamCaptureMode(&mode); /* the program may be capturing */
     gpu_meet_watch(be->meet, true);
     pthread_mutex_lock(&w->lock);
     while (!w->stop) {
