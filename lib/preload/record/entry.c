@@ -25,6 +25,14 @@ static void *symbol_in(void *handle, const char *name) {
     return f != NULL && base_of(f) != base_of(&here) ? f : NULL;
 }
 
+/* Whoever calls holds its library itself. */
+static void *symbol_and_close(void *handle, const char *name) {
+    void *f = symbol_in(handle, name);
+    if (handle != NULL)
+        (void)dlclose(handle);
+    return f;
+}
+
 static int see_object(struct dl_phdr_info *info, size_t size, void *found) {
     (void)size;
     const char *path = info->dlpi_name != NULL ? info->dlpi_name : "";
@@ -45,11 +53,11 @@ static void *real_of(const void *caller, const char *name) {
     if (dladdr1(caller, &info, (void **)&map, RTLD_DL_LINKMAP) != 0 && map != NULL &&
         map->l_name != NULL && map->l_name[0] != '\0')
         handle = dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD);
-    void *f = symbol_in(handle, name);
+    void *f = symbol_and_close(handle, name);
     if (f == NULL)
         f = symbol_in(RTLD_NEXT, name);
     if (f == NULL && dl_iterate_phdr(see_object, &path) != 0)
-        f = symbol_in(dlopen(path, RTLD_LAZY | RTLD_NOLOAD), name);
+        f = symbol_and_close(dlopen(path, RTLD_LAZY | RTLD_NOLOAD), name);
     return f;
 }
 

@@ -97,8 +97,10 @@ static void disable_first(const cupti *c, size_t count) {
         (void)c->disable(kinds[i]);
 }
 
-static cupti_result enable_all(const cupti *c) {
+/* *touched: something is to be put back, whatever the result. */
+static cupti_result enable_all(const cupti *c, bool *touched) {
     cupti_result r = subscribe(c);
+    *touched = r == CUPTI_OK;
     if (r != CUPTI_OK)
         return r;
     r = c->callbacks(buffers_requested, buffers_completed);
@@ -222,13 +224,15 @@ hold_answer hold_open(char *why) {
         context.facts = fresh;
         context.taken[0] = '\0';
         buffers_reset();
-        const cupti_result r = enable_all(c);
+        bool touched;
+        const cupti_result r = enable_all(c, &touched);
         if (r == CUPTI_OK) {
             context.open = true;
             context.facts.opened = cupti_now(c);
             context.system_opened = system_now(CLOCK_MONOTONIC);
         } else {
-            put_back(c);
+            if (touched)
+                put_back(c);
             snprintf(why, CUPTI_TEXT, "%.300s: %s", c->path, cupti_error(c, r));
             answer = r == CUPTI_BUSY ? HOLD_LATER : HOLD_NEVER;
         }
@@ -255,6 +259,7 @@ bool hold_taken(char *by) {
 
 uint8_t *hold_next(size_t *valid) { return buffers_next(valid); }
 void hold_reuse(uint8_t *buffer) { buffers_reuse(buffer); }
+void hold_free(void) { buffers_free(); }
 
 hold_facts hold_tell(void) {
     pthread_mutex_lock(&context.lock);

@@ -42,6 +42,8 @@ bool hold_taken(char *by);
 /* A buffer that came back; NULL: none is left.  Give it to hold_reuse() after reading. */
 uint8_t *hold_next(size_t *valid);
 void hold_reuse(uint8_t *buffer);
+/* When nothing is recorded any more: the memory of all buffers that CUPTI does not have. */
+void hold_free(void);
 
 typedef struct hold_facts {
     const cupti *cupti;     /* NULL: not found yet */

@@ -51,6 +51,7 @@ typedef struct session {
     rhythm_call *calls; /* a copy */
     size_t *room;
     uint64_t *words;
+    bool ordered; /* stop_before_cupti() was */
     bool by_kind; /* the last rhythm that was looked for is one of kinds without bytes */
 } session;
 
@@ -140,6 +141,19 @@ static bool still_holds(session *s, size_t period, size_t *count) {
     return period > 0 && find_rhythm(s, count).period == period;
 }
 
+/* What is remembered may hold fewer steps than were counted since the rhythm is known. */
+static void take_rhythm(session *s, rhythm_found found, uint64_t made) {
+    const bool same = s->rhythm.period == found.period;
+    const uint64_t since = same ? made - s->heard : 0;
+    const uint64_t counted = same ? s->steps_before + since / found.period : 0;
+    const uint64_t remembered = found.stretch / found.period;
+    if (!same)
+        s->since = now_ns();
+    s->rhythm = found;
+    s->steps_before = counted > remembered ? counted : remembered;
+    s->heard = counted > remembered ? made - since % found.period : made;
+}
+
 /* Looks again when a tenth more calls were made. */
 static void listen(session *s) {
     const uint64_t made = calls_made();
@@ -161,11 +175,7 @@ static void listen(session *s) {
         if (still_holds(s, s->rhythm.period, &count))
             return;
     }
-    if (found.period != s->rhythm.period)
-        s->since = now_ns();
-    s->rhythm = found;
-    s->heard = made;
-    s->steps_before = found.stretch / found.period;
+    take_rhythm(s, found, made);
 }
 
 /* Whole steps so far; 0 while nothing is known. */
@@ -214,9 +224,44 @@ static void settle_step(session *s, int64_t closed) {
         count = copy_window(s, closed);
     else
         period = settle_period(s, closed, &count);
-    s->report.step = rhythm_step(s->calls, count, period, s->opened, closed, &steps);
-    s->report.calls = steps > 0 ? period : 0;
-    s->report.most = s->window.seconds ? 0 : s->window.to - s->window.from + 1;
+    report *r = &s->report;
+    r->step = rhythm_step(s->calls, count, period, s->opened, closed, &steps);
+    r->calls = steps > 0 ? period : 0;
+    r->most = s->window.seconds ? 0 : s->window.to - s->window.from + 1;
+    if (r->most == 0 || steps <= r->most)
+        return;
+    /* The mean of the steps that are measured: a slow one before them is none of theirs. */
+    const int64_t from = closed - (int64_t)(r->most + 1) * r->step;
+    const int64_t step =
+        rhythm_step(s->calls, count, period, from > s->opened ? from : s->opened, closed, &steps);
+    r->step = steps > 0 ? step : r->step;
+}
+
+/* ---- the end of the process ---- */
+
+/* Waits for the thread, END_SECONDS at most.  A second time there is nothing to wait for. */
+static void stop_and_wait(void) {
+    struct timespec limit;
+    if (context.pid != getpid())
+        return;
+    clock_gettime(CLOCK_MONOTONIC, &limit);
+    limit.tv_sec += END_SECONDS;
+    pthread_mutex_lock(&context.lock);
+    const bool first = !context.stop;
+    context.stop = true;
+    pthread_cond_broadcast(&context.changed);
+    while (first && !context.finished && atomic_load(&context.stage) != STAGE_OFF &&
+           pthread_cond_timedwait(&context.changed, &context.lock, &limit) == 0)
+        ;
+    pthread_mutex_unlock(&context.lock);
+}
+
+/* Handlers run last one first: a libcupti that was opened just now registered its own, and ours
+ * has to run while it is whole. */
+static void stop_before_cupti(session *s) {
+    if (!s->ordered)
+        (void)atexit(stop_and_wait);
+    s->ordered = true;
 }
 
 /* ---- the window ---- */
@@ -287,10 +332,11 @@ static void write_down(session *s) {
         fprintf(stderr, "ep-overlap: %s; no trace written\n", epo_fail_text());
 }
 
-/* CUPTI leaves while we measure. */
+/* CUPTI leaves while we measure, but not before: buffers' records and names are its own. */
 static stage finish(session *s, int64_t closed, bool leaves) {
-    const bool left = leaves && hold_leave();
     drain(s);
+    hold_free();
+    const bool left = leaves && hold_leave();
     settle_step(s, closed);
     fill_report(s);
     write_down(s);
@@ -319,18 +365,22 @@ static stage wait_on(session *s, bool stop) {
     case HOLD_NEVER: return give_up(s, why);
     default: break;
     }
+    stop_before_cupti(s);
     s->opened = now_ns();
     s->calls_opened = calls_made();
     return STAGE_OPEN;
 }
 
-/* A window that a profiler cut off counts if it holds two steps (or, by seconds, half). */
+/* A window that a profiler cut off counts if it holds two steps (or, by seconds, half).  It was
+ * over when the profiler came, not when that was seen here. */
 static bool is_enough(session *s, int64_t closed) {
+    const hold_facts facts = hold_tell();
+    const int64_t length = facts.closed - facts.opened;
     settle_step(s, closed);
     if (s->report.step > 0)
-        return (closed - s->opened) / s->report.step >= 3;
+        return length / s->report.step >= 3;
     return s->window.seconds &&
-           closed - s->opened >= (int64_t)(s->window.to - s->window.from) * (SECOND / 2000);
+           length >= (int64_t)(s->window.to - s->window.from) * (SECOND / 2000);
 }
 
 static stage record_on(session *s, bool stop) {
@@ -467,13 +517,18 @@ void recorder_begin(void) {
     pthread_mutex_unlock(&context.lock);
     if (!first)
         return;
+    int ranks = 1;
+    const char *source;
+    if (epo_ranks_find(&context.rank, &ranks, &source) != EPO_OK)
+        context.rank = 0;
+    snprintf(context.line, sizeof context.line,
+             "communication was not recorded: neither memory nor a thread for the recorder");
     session *s = session_create();
     context.calls = s != NULL ? malloc(CALLS_MAX * sizeof *context.calls) : NULL;
     if (context.calls == NULL) {
         session_free(s);
         return;
     }
-    context.rank = s->report.rank;
     const char *mark = getenv(EPO_ENV_RECORD_MARK);
     context.marks = mark != NULL && strcmp(mark, "1") == 0;
     context.born = now_ns();
@@ -486,20 +541,13 @@ void recorder_begin(void) {
 }
 
 void recorder_end(void) {
-    struct timespec limit;
     if (context.pid == 0 || context.pid != getpid())
         return;
-    clock_gettime(CLOCK_MONOTONIC, &limit);
-    limit.tv_sec += END_SECONDS;
+    stop_and_wait();
     pthread_mutex_lock(&context.lock);
-    context.stop = true;
-    pthread_cond_broadcast(&context.changed);
-    while (!context.finished && atomic_load(&context.stage) != STAGE_OFF &&
-           pthread_cond_timedwait(&context.changed, &context.lock, &limit) == 0)
-        ;
-    const bool finished = context.finished;
+    const bool ended = context.finished || atomic_load(&context.stage) == STAGE_OFF;
     pthread_mutex_unlock(&context.lock);
     if (context.rank == 0)
         fprintf(stderr, "ep-overlap: %s\n",
-                finished ? context.line : "the recorder did not end in time; nothing is told");
+                ended ? context.line : "the recorder did not end in time; nothing is told");
 }
