@@ -87,11 +87,17 @@ grep -vxF -f "$work/by_itself" "$work/cases" | tr '\n' '\0' |
 visible=${visible// /,} # each rank a GPU of its own, if there are as many
 while IFS= read -r line; do one_case "$line" </dev/null; done <"$work/by_itself"
 # On the host also what is around the job: every call that fails, full and missing places.
+around() { # COMMAND...: one that cannot even run has no case that fails
+    nice "$@" | tee -a "$work/table"
+    local status=${PIPESTATUS[0]}
+    [ "$status" -le 1 ] ||
+        printf '%s\tscarce\t%s\tFAIL\t-\t-\t-\tstatus %s\n' "$engine" "$1" "$status" | tee -a "$work/table"
+}
 if [ "$gpu$quick" = 00 ]; then
-    nice "$build/tests/fault/scarce" | tee -a "$work/table"
-    "$(dirname "$0")/places.sh" "$build" | tee -a "$work/table"
+    around "$build/tests/fault/scarce"
+    around "$(dirname "$0")/places.sh" "$build"
 elif [ "$gpu" = 0 ]; then
-    "$build/tests/fault/scarce" -e 11 | tee -a "$work/table"
+    around "$build/tests/fault/scarce" -e 11
 fi
 failed=$(grep -c '	FAIL	' "$work/table")
 passed=$(grep -c '	ok	' "$work/table")
@@ -119,4 +125,4 @@ if [ -n "$document" ]; then
         { print; inside = !inside; if (inside) while ((getline line < table) > 0) print line }' "$document" >"$work/document" &&
         cat "$work/document" >"$document"
 fi
-[ "$passed" -ge "$(wc -l <"$work/cases")" ] && [ "$failed" = 0 ]
+[ -s "$work/cases" ] && [ "$passed" -ge "$(wc -l <"$work/cases")" ] && [ "$failed" = 0 ]
