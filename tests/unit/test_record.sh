@@ -109,11 +109,12 @@ d = r['nanoseconds'][0] if r['nanoseconds'] else {}
 print(r)
 sys.exit(not ($3))"
 }
-# 5 of 20 ms exposed, 4 of 9 hidden; a busy machine makes steps longer, not what ran in them
-right='abs(d["overlapped"] / d["ep_comm"] - 4 / 9) < 0.02 and abs(d["exposed"] / r["steps"] - 5e6) < 1e5 * (1 + 50 / r["steps"])'
+# 5 of 20 ms exposed, 4 of 9 hidden; a busy machine makes steps longer, not what ran in them, and so
+# moves the ends of what is measured: part of one step
+right='abs(d["overlapped"] / d["ep_comm"] - 4 / 9) < 0.01 + 0.5 / r["steps"] and abs(d["exposed"] / r["steps"] - 5e6) < 1e5 * (1 + 50 / r["steps"])'
 told() { # NAME LEAST MOST: its line, and as many steps
     cat "$work/$1.err" "$work/$1.out"
-    ended "$1" && grep -qE '^ep-overlap: exposed communication [45]\.[0-9]+ ms/step of [0-9.]+, 4[345] % hidden \([0-9]+ steps of rank 0' \
+    ended "$1" && grep -qE '^ep-overlap: exposed communication [45]\.[0-9]+ ms/step of [0-9.]+, 4[0-9] % hidden \([0-9]+ steps of rank 0' \
         "$work/$1.err" && figures "$1" 0 "$2 <= r['steps'] <= $3 and r['calls_per_step'] == 3 and $right"
 }
 not_told() { # NAME WORDS
@@ -134,7 +135,7 @@ profiled() { # NAME TIMES KERNELS: the profiler's own traces are complete
 
 check "by steps" told steps 18 21
 check "by steps: given back" given_back steps 1
-short() { cat "$work/shorthand.err" && grep -qE 'of [0-9.]+, 4[345] % hidden \(([89]|1[01]) steps' "$work/shorthand.err"; }
+short() { cat "$work/shorthand.err" && grep -qE 'of [0-9.]+, (39|4[0-9]) % hidden \(([89]|1[01]) steps' "$work/shorthand.err"; }
 check "by steps in EP_OVERLAP_RECORD itself" short
 check "by seconds" told seconds 20 49
 check "calls of a step by the user's word" told given 9 11
