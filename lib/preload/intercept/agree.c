@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -176,6 +177,23 @@ static unsigned message_state(agree_pair *p, uint32_t number) {
     return ahead > 0 ? message_past(p, number) : ahead < 0 ? 0 : now & 3;
 }
 
+/* A sender that was late may read while the receiver's next offer is written over it, and looks
+ * at the message's state afterwards: whoever saw one of the new words sees that the old message
+ * had been decided before. */
+static void offer_write(agree_message *m, const agree_offer *offer) {
+    uint64_t words[AGREE_OFFER_WORDS] = {0};
+    memcpy(words, offer, sizeof *offer);
+    for (size_t i = 0; i < AGREE_OFFER_WORDS; i++)
+        atomic_store_explicit(&m->offer[i], words[i], memory_order_release);
+}
+
+static void offer_read(agree_message *m, agree_offer *offer) {
+    uint64_t words[AGREE_OFFER_WORDS];
+    for (size_t i = 0; i < AGREE_OFFER_WORDS; i++)
+        words[i] = atomic_load_explicit(&m->offer[i], memory_order_acquire);
+    memcpy(offer, words, sizeof *offer);
+}
+
 void agree_refuse(agree_pair *p, uint32_t number) {
     (void)message_set(p, number, AGREE_OFFERED, AGREE_REFUSED);
 }
@@ -183,7 +201,7 @@ void agree_refuse(agree_pair *p, uint32_t number) {
 bool agree_give(agree_pair *p, uint32_t number, const agree_offer *offer) {
     if (message_state(p, number) == AGREE_REFUSED)
         return false;
-    p->message[number % AGREE_RING].offer = *offer;
+    offer_write(&p->message[number % AGREE_RING], offer);
     return message_set(p, number, 0, AGREE_OFFERED) == AGREE_OFFERED;
 }
 
@@ -203,7 +221,7 @@ bool agree_get(agree_pair *p, uint32_t number, double until, agree_offer *offer)
     }
     if (state != AGREE_OFFERED)
         return false;
-    *offer = p->message[number % AGREE_RING].offer;
+    offer_read(&p->message[number % AGREE_RING], offer);
     return message_state(p, number) ==
            AGREE_OFFERED; /* (else it may have changed under our eyes) */
 }

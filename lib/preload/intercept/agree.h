@@ -42,9 +42,10 @@ typedef struct agree_offer {
  * offer or refuses it; whoever cannot, or has waited too long, refuses.  What is decided is
  * decided for both. */
 enum { AGREE_OFFERED = 1, AGREE_TAKEN = 2, AGREE_REFUSED = 3 };
+#define AGREE_OFFER_WORDS ((sizeof(agree_offer) + 7) / 8)
 typedef struct agree_message {
-    atomic_uint word; /* 4 * number + one of these */
-    agree_offer offer;
+    atomic_uint word;                          /* 4 * number + one of these */
+    _Atomic uint64_t offer[AGREE_OFFER_WORDS]; /* an agree_offer */
 } agree_message;
 
 /* Of one sender and one receiver. */
