@@ -188,7 +188,7 @@ static void offer_write(agree_message *m, const agree_offer *offer) {
 }
 
 static void offer_read(agree_message *m, agree_offer *offer) {
-    uint64_t words[AGREE_OFFER_WORDS];
+    uint64_t words[AGREE_OFFER_WORDS] = {0};
     for (size_t i = 0; i < AGREE_OFFER_WORDS; i++)
         words[i] = atomic_load_explicit(&m->offer[i], memory_order_acquire);
     memcpy(offer, words, sizeof *offer);
