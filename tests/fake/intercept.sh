@@ -3,7 +3,10 @@
 # Helpers for tests of the interposer on stand-ins: source it.
 #   fakes_build FOLDER SRC       compiles them; CC as the build's
 #   ranks MODE N WHAT COUNT [NAME=VALUE...]   N ranks; output in $fakes/out.RANK, 0 if all ended well
-# Set `library` to the interposer before.
+#   check NAME COMMAND...     passes when the command does; a failure is shown and sets `failed`
+#   is_sanitized LIBRARY      built with a sanitizer, so not to be preloaded into other programs
+# Set `library` to the interposer, `work` to a folder and `failed` to 0 before.
+# shellcheck disable=SC2034,SC2154 # failed, work: of who sources this
 fakes_build() {
     fakes=$1
     local flags=(-std=gnu11 -g -O1 -Wall -Wextra -Werror -I "$2/lib")
@@ -34,4 +37,20 @@ ranks() {
     done
     rm -f /dev/shm/ep-fake-comm-"$unique"* /dev/shm/ep-fake-"$unique"*
     return "$status"
+}
+
+check() { # NAME COMMAND...
+    local name=$1
+    shift
+    if "$@" >"$work/said" 2>&1; then
+        echo "ok: $name"
+    else
+        echo "FAILED: $name"
+        sed 's/^/    /' "$work/said"
+        failed=1
+    fi
+}
+
+is_sanitized() { # LIBRARY
+    readelf -d "$1" | grep -q 'lib[a-z]*san\.so' || nm -D "$1" | grep -q '__[atu]san_'
 }

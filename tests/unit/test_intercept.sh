@@ -12,17 +12,8 @@ failed=0
 work=$(mktemp -d) || exit 99
 trap 'rm -rf "$work"' EXIT
 
-check() { # NAME COMMAND...: passes when the command does
-    local name=$1
-    shift
-    if "$@" >"$work/said" 2>&1; then
-        echo "ok: $name"
-    else
-        echo "FAILED: $name"
-        sed 's/^/    /' "$work/said"
-        failed=1
-    fi
-}
+# shellcheck source=tests/fake/intercept.sh
+. "$src/tests/fake/intercept.sh"
 
 nm -D --defined-only "$library" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' | sort >"$work/exported"
 sed -n 's/^ *X(\([A-Z][A-Za-z]*\), *\\\{0,1\}.*/nccl\1/p; s/^ *X(\([A-Z][A-Za-z]*\),$/nccl\1/p' \
@@ -32,7 +23,7 @@ sed -n 's/^cupti_result \(cupti[A-Za-z0-9_]*\)(.*) {$/\1/p; s/^cupti_result \(cu
 sort -u -o "$work/declared" "$work/declared"
 check "exports what nccl_abi.h and entry.c of the recorder list, nothing else" diff "$work/declared" "$work/exported"
 check "exports something" test "$(wc -l <"$work/exported")" -gt 15
-if readelf -d "$library" | grep -q 'lib[a-z]*san\.so' || nm -D "$library" | grep -q '__[atu]san_'; then
+if is_sanitized "$library"; then
     echo "left out in a sanitized build: everything that preloads"
     exit $failed
 fi
@@ -67,8 +58,6 @@ else
 fi
 
 # ---- stand-ins ----
-# shellcheck source=tests/fake/intercept.sh
-. "$src/tests/fake/intercept.sh"
 fakes_build "$work" "$src" || exit 99
 # (on a busy machine a millisecond for the other's CPU is not much)
 least=(EP_OVERLAP_INTERPOSE_LEAST=64k EP_OVERLAP_INTERPOSE_WAIT=100000)

@@ -13,24 +13,13 @@ failed=0
 work=$(mktemp -d) || exit 99
 trap 'rm -rf "$work"' EXIT
 
-check() { # NAME COMMAND...: passes when the command does
-    local name=$1
-    shift
-    if "$@" >"$work/said" 2>&1; then
-        echo "ok: $name"
-    else
-        echo "FAILED: $name"
-        sed 's/^/    /' "$work/said"
-        failed=1
-    fi
-}
+# shellcheck source=tests/fake/intercept.sh
+. "$src/tests/fake/intercept.sh"
 
-if readelf -d "$library" | grep -q 'lib[a-z]*san\.so' || nm -D "$library" | grep -q '__[atu]san_'; then
+if is_sanitized "$library"; then
     echo "left out in a sanitized build: everything that preloads"
     exit 77
 fi
-# shellcheck source=tests/fake/intercept.sh
-. "$src/tests/fake/intercept.sh"
 fakes_build "$work" "$src" || exit 99
 ${CC:-cc} -std=gnu11 -g -O1 -Wall -Wextra -Werror -I "$src/lib" -o "$work/preload_job" "$src/tests/fake/preload_job.c" \
     -L"$work" -l:libnccl.so.2 -ldl -lpthread || exit 99

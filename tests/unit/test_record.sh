@@ -13,17 +13,8 @@ work=$(mktemp -d) || exit 99
 export UNIQUE=record-$$
 trap 'rm -rf "$work" /dev/shm/ep-fake-comm-"$UNIQUE"*' EXIT
 
-check() { # NAME COMMAND...: passes when the command does
-    local name=$1
-    shift
-    if "$@" >"$work/said" 2>&1; then
-        echo "ok: $name"
-    else
-        echo "FAILED: $name"
-        sed 's/^/    /' "$work/said"
-        failed=1
-    fi
-}
+# shellcheck source=tests/fake/intercept.sh
+. "$src/tests/fake/intercept.sh"
 
 headers=
 for folder in "${CUDA:-/usr/local/cuda}/include" "${CUDA:-/usr/local/cuda}/extras/CUPTI/include" /usr/include; do
@@ -36,7 +27,7 @@ if [ -n "$headers" ]; then
 else
     echo "left out: layouts (no cupti.h here)"
 fi
-if readelf -d "$library" | grep -q 'lib[a-z]*san\.so' || nm -D "$library" | grep -q '__[atu]san_'; then
+if is_sanitized "$library"; then
     echo "left out in a sanitized build: everything that preloads"
     exit $failed
 fi
