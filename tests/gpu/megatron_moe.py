@@ -10,10 +10,9 @@ dispatcher is timed alone (permute to unpermute, experts left out), arms in turn
 TransformerEngine, no Apex: local spec, SequentialMLP. Needs two GPUs: NCCL refuses two ranks on one.
 """
 import os
-import socket
-import subprocess
 import sys
-import time
+
+from launch import launch
 
 HERE = os.path.abspath(__file__)
 R = 2
@@ -159,26 +158,7 @@ def main():
     if torch.cuda.device_count() < R:
         print("left out: %d GPU here, %d are needed" % (torch.cuda.device_count(), R))
         return 77
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    ranks = [
-        subprocess.Popen([sys.executable, HERE] + arms, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                         env=dict(os.environ, RANK=str(r), WORLD_SIZE=str(R), LOCAL_RANK=str(r),
-                                  MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)))
-        for r in range(R)
-    ]
-    status, until = 0, time.time() + 60
-    for r, p in enumerate(ranks):
-        try:
-            said = p.communicate(timeout=max(1, until - time.time()))[0]
-        except subprocess.TimeoutExpired:
-            for q in ranks:
-                q.kill()
-            said = p.communicate()[0] + "\n(no end)"
-        if p.returncode != 0 or r == 0:
-            print("-- rank %d, status %d\n%s" % (r, p.returncode, said[-6000:]))
-        status = status or p.returncode
+    status = launch(HERE, R, 60, arms, most=6000)
     print("Megatron-Core's MoE layer: %s" % ("ok" if status == 0 else "FAILED"))
     return 1 if status else 0
 

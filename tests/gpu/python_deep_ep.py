@@ -5,10 +5,9 @@
     python_deep_ep.py          PYTHONPATH=python:python/dropin, EP_OVERLAP_LIBRARY and the engine beside it
 """
 import os
-import socket
-import subprocess
 import sys
-import time
+
+from launch import launch
 
 HERE = os.path.abspath(__file__)
 H, E, K, R = 256, 8, 3, 2
@@ -140,25 +139,7 @@ def rank_main():
 def main():
     if "RANK" in os.environ:
         return rank_main()
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    ranks = [
-        subprocess.Popen([sys.executable, HERE], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                         env=dict(os.environ, RANK=str(r), WORLD_SIZE=str(R), LOCAL_RANK=str(r),
-                                  MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)))
-        for r in range(R)
-    ]
-    status, until = 0, time.time() + 50
-    for r, p in enumerate(ranks):
-        try:
-            said = p.communicate(timeout=max(1, until - time.time()))[0]
-        except subprocess.TimeoutExpired:
-            for q in ranks:
-                q.kill()
-            said = p.communicate()[0] + "\n(no end)"
-        print("-- rank %d, status %d\n%s" % (r, p.returncode, said))
-        status = status or p.returncode
+    status = launch(HERE, R, 50, show_all=True)
     print("deep_ep drop-in: %s" % ("ok" if status == 0 else "FAILED"))
     return 1 if status else 0
 

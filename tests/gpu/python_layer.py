@@ -7,10 +7,9 @@
 Two ranks, on two GPUs or both on one; each knows all ranks' tokens and computes the whole layer.
 """
 import os
-import socket
-import subprocess
 import sys
-import time
+
+from launch import launch
 
 HERE = os.path.abspath(__file__)
 T, H, F, E, K, R = 192, 256, 128, 8, 2, 2
@@ -153,26 +152,7 @@ def main():
         return rank_main()
     status = 0
     for way in ("launcher", "torch"):
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
-        ranks = [
-            subprocess.Popen([sys.executable, HERE], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                             env=dict(os.environ, RANK=str(r), WORLD_SIZE=str(R), LOCAL_RANK=str(r), WAY=way,
-                                      MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)))
-            for r in range(R)
-        ]
-        until = time.time() + 60
-        for r, p in enumerate(ranks):
-            try:
-                said = p.communicate(timeout=max(1, until - time.time()))[0]
-            except subprocess.TimeoutExpired:
-                for q in ranks:
-                    q.kill()
-                said = p.communicate()[0] + "\n(no end)"
-            if p.returncode != 0 or r == 0:
-                print("-- %s: rank %d, status %d\n%s" % (way, r, p.returncode, said))
-            status = status or p.returncode
+        status = launch(HERE, R, 60, environment={"WAY": way}, name="%s: rank" % way) or status
     print("python layer: %s" % ("ok" if status == 0 else "FAILED"))
     return 1 if status else 0
 
