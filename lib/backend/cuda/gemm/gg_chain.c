@@ -181,6 +181,8 @@ static void set_parts(const epo_gg_chain *c, gg_chain *to) {
     to->patience_ns = c->patience_ns;
     to->left = c->left;
     to->left_value = c->left_value;
+    to->counter = c->counter;
+    to->done_counter = c->done_counter;
     to->arrived = c->arrived != 0;
     to->hurry = c->hurry != 0 && c->parts > 1;
     for (int i = 0; i < c->parts; i++) {

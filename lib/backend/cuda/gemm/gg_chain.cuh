@@ -53,13 +53,18 @@ __device__ __forceinline__ bool part_here(const gg_chain &c, int part) {
     return c.arrived || c.part[part].flag == nullptr || count_load(&c.seen[part]) == kSeen;
 }
 
+__device__ __forceinline__ uint64_t part_epoch(const gg_chain &c, int part) {
+    return c.part[part].epoch + (c.counter != nullptr ? *c.counter : 0);
+}
+
 /* Looks at the part's words until they tell.  They may lie in the CPU's memory: more than
  * one thread looking would crowd the way that the rows take. */
 __device__ __forceinline__ void part_look(const gg_chain &c, int part) {
     const gg_chain_part &of = c.part[part];
+    const uint64_t epoch = part_epoch(c, part);
     uint64_t start = now_ns();
     for (int i = 0; i < of.words; i++) {
-        while (flag_load(of.flag + i) < of.epoch) {
+        while (flag_load(of.flag + i) < epoch) {
             uint64_t waited = now_ns() - start;
             if (c.patience_ns != 0 && waited > c.patience_ns) {
                 count_store(&c.seen[part], kLeft);
@@ -89,9 +94,10 @@ __device__ __forceinline__ bool part_glance(const gg_chain &c, int part) {
     if (atomicCAS(&c.seen[part], (uint32_t)kUnseen, (uint32_t)kLooked) != kUnseen) {
         return false;
     }
+    const uint64_t epoch = part_epoch(c, part);
     bool here = true;
     for (int i = 0; here && i < of.words; i++) {
-        here = flag_load(of.flag + i) >= of.epoch;
+        here = flag_load(of.flag + i) >= epoch;
     }
     count_store(&c.seen[part], here ? kSeen : kUnseen);
     return here;
@@ -259,7 +265,7 @@ template <class F, class C> __device__ void chain_tell(const gg_chain &c, const 
             atomicAdd(&c.row_done[t.stage * c.row_tiles + t.row_tile], 1u);
         } else if (count_add(&c.part_done[t.part]) + 1 == c.part_total[t.part] &&
                    c.part[t.part].done != nullptr) {
-            flag_store(c.part[t.part].done, c.part[t.part].done_value);
+            part_tell(c, t.part);
         }
     }
 }

@@ -99,6 +99,7 @@ typedef struct gg_chain {
     uint32_t *share;      /* in counters: [share and one more], its first unit */
     uint64_t timeout_ns, patience_ns;
     uint64_t *left, left_value;
+    const uint64_t *counter, *done_counter; /* NULL: 0 */
     int32_t arrived, hurry;
     int16_t step_first[GG_STEPS + 1]; /* experts, from `first` on */
     int8_t step_part[GG_STEPS];

@@ -196,7 +196,7 @@ __device__ void part_totals_write(const gg_chain &c, const int2 *rows, bool soun
         }
         c.part_total[part] = (uint32_t)total;
         if ((total == 0 || !sound) && c.part[part].done != nullptr) {
-            flag_store(c.part[part].done, c.part[part].done_value);
+            part_tell(c, part);
         }
     }
 }

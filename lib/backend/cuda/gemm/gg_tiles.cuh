@@ -99,6 +99,12 @@ __device__ __forceinline__ void entry_find(const gg_params &p, int index, int &h
     }
 }
 
+/* A part of a chain, which has a word for it, is done. */
+__device__ __forceinline__ void part_tell(const gg_chain &c, int part) {
+    flag_store(c.part[part].done,
+               c.part[part].done_value + (c.done_counter != nullptr ? *c.done_counter : 0));
+}
+
 /* One thread waits until the rows of `t` are there; returns the time it took. */
 __device__ __forceinline__ uint64_t tile_ready(const gg_params &p, const tile &t) {
     if (p.ready.flag == nullptr || t.rows == 0) {

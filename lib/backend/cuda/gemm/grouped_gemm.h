@@ -180,6 +180,8 @@ typedef struct epo_gg_chain {
      * for rows that may be waiting for SMs themselves. */
     uint64_t patience_ns;
     uint64_t *left, left_value;
+    /* Not NULL: added to all parts' epochs, and to their done values, when the kernel runs. */
+    const uint64_t *counter, *done_counter;
     /* This launch stands behind all parts' rows: it looks at no flag and leaves nothing. */
     int arrived;
     /* The parts before the last are to be done before it: what follows them is waited for. */
