@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ranks of several machines over TCP, here threads of one: what everybody gets, and how an
- * error, a rank that is late or one that is gone reach the others.
+ * Ranks of several machines over TCP, here threads of one: what everybody gets, how an error, a
+ * rank that is late or one that is gone reach the others, and what strangers can do.
  */
 #include "backend/far.h"
 #include "core/status.h"
@@ -23,10 +23,13 @@ enum { RANKS = 5, ROUNDS = 200, MOST = 9000 };
 static pthread_barrier_t together;
 static unsigned char board[RANKS][512];
 
-static bool stranger_calls; /* before the ranks do */
+static void (*strangers_call)(uint16_t port); /* before the ranks do */
+static uint16_t other_port;                   /* that is told in place of rank 0's; 0: none */
 static int stranger_port;
 
-/* Rank 0's card begins with two tokens of 16 bytes and 8 addresses; then comes its port. */
+/* Rank 0's card begins with a key of 32 bytes and 8 addresses; then comes its port. */
+enum { KEY_BYTES = 32, PORT_AT = KEY_BYTES + 8 * 4 };
+
 static int call_port(int port) {
     struct sockaddr_in there = {.sin_family = AF_INET,
                                 .sin_port = htons((uint16_t)port),
@@ -40,10 +43,8 @@ static int call_port(int port) {
 
 static int stranger = -1;
 
-static void call_as_stranger(void) {
-    uint16_t port;
+static void call_as_stranger(uint16_t port) {
     char words[64];
-    memcpy(&port, board[0] + 2 * 16 + 8 * 4, sizeof port);
     stranger_port = port;
     memset(words, 'x', sizeof words);
     stranger = call_port(port);
@@ -57,10 +58,16 @@ static int board_allgather(void *ctx, const void *mine, size_t bytes, void *all)
         return -1;
     memcpy(board[rank], mine, bytes);
     pthread_barrier_wait(&together);
-    if (stranger_calls && rank == 1)
-        call_as_stranger();
+    if (strangers_call != NULL && rank == 1) {
+        uint16_t port;
+        memcpy(&port, board[0] + PORT_AT, sizeof port);
+        strangers_call(port);
+    }
+    pthread_barrier_wait(&together);
     for (int r = 0; r < RANKS; r++)
         memcpy((char *)all + (size_t)r * bytes, board[r], bytes);
+    if (other_port != 0)
+        memcpy((char *)all + PORT_AT, &other_port, sizeof other_port);
     pthread_barrier_wait(&together);
     return 0;
 }
@@ -200,9 +207,147 @@ static void without_stranger(member *m, epo_far *far) {
 }
 
 static void a_stranger_is_not_admitted(void) {
-    stranger_calls = true;
+    strangers_call = call_as_stranger;
     CU_ASSERT_EQUAL(run(without_stranger), 0);
-    stranger_calls = false;
+    strangers_call = NULL;
+}
+
+/* More than rank 0 keeps as guests; some say the beginning of what a rank would. */
+enum { IDLERS = 100 };
+static int idler[IDLERS];
+
+static void call_and_idle(uint16_t port) {
+    for (int i = 0; i < IDLERS; i++) {
+        idler[i] = call_port(port);
+        if (i % 3 == 0 && idler[i] >= 0)
+            (void)!send(idler[i], "2raf", 4, MSG_NOSIGNAL);
+    }
+}
+
+static void meets(member *m, epo_far *far) {
+    char all[RANKS * 8], mine[8] = "";
+    EXPECT(epo_far_allgather(far, mine, 8, all) == EPO_OK);
+}
+
+/* Each of them could stay as long as the ranks may take. */
+static void idle_strangers_hold_up_nobody(void) {
+    int came = 0;
+    strangers_call = call_and_idle;
+    CU_ASSERT_EQUAL(run(meets), 0);
+    strangers_call = NULL;
+    for (int i = 0; i < IDLERS; i++) {
+        char byte;
+        came += idler[i] >= 0;
+        CU_ASSERT(idler[i] < 0 || recv(idler[i], &byte, 1, 0) <= 0); /* nobody is there any more */
+        close(idler[i]);
+    }
+    CU_ASSERT_EQUAL(came, IDLERS);
+}
+
+/* ---- somebody between rank 0 and the others -------------------------------- */
+
+enum { HELLO = 32, ANSWER = 48, PROOF = 32, WELCOME = 8, HEARD = 1 << 16 };
+
+typedef struct listener_between {
+    int door;
+    uint16_t rank0;
+    pthread_t thread;
+    int end[RANKS][2]; /* each rank's connection, and the one to rank 0 for it */
+    unsigned char heard[HEARD], first[HELLO + PROOF];
+    size_t count;
+    bool false_rank0_believed, replay_believed, relayed;
+} listener_between;
+
+static listener_between between;
+
+static bool take(int fd, void *data, size_t bytes) {
+    return recv(fd, data, bytes, MSG_WAITALL) == (ssize_t)bytes;
+}
+
+/* Passes a message on, and keeps it. */
+static bool pass(int from, int to, unsigned char *data, size_t bytes) {
+    if (!take(from, data, bytes) || between.count + bytes > HEARD)
+        return false;
+    memcpy(between.heard + between.count, data, bytes);
+    between.count += bytes;
+    return send(to, data, bytes, MSG_NOSIGNAL) == (ssize_t)bytes;
+}
+
+/* Plays rank 0 without the key: the rank says no more. */
+static void play_rank0(void) {
+    unsigned char words[ANSWER];
+    const int fd = accept(between.door, NULL, NULL);
+    memset(words, 7, sizeof words);
+    between.false_rank0_believed = !take(fd, words, HELLO) ||
+                                   send(fd, words, ANSWER, MSG_NOSIGNAL) != ANSWER ||
+                                   recv(fd, words, 1, 0) > 0;
+    close(fd);
+}
+
+/* Says again what a rank said. */
+static void play_rank(void) {
+    unsigned char words[ANSWER];
+    const int fd = call_port(between.rank0);
+    between.replay_believed = fd < 0 || send(fd, between.first, HELLO, MSG_NOSIGNAL) != HELLO ||
+                              !take(fd, words, ANSWER) ||
+                              send(fd, between.first + HELLO, PROOF, MSG_NOSIGNAL) != PROOF ||
+                              recv(fd, words, 1, 0) > 0;
+    close(fd);
+}
+
+static void *between_main(void *arg) {
+    unsigned char said[HELLO + PROOF], words[ANSWER];
+    (void)arg;
+    play_rank0();
+    between.relayed = true;
+    for (int i = 0; i < RANKS - 1 && between.relayed; i++) {
+        const int a = between.end[i][0] = accept(between.door, NULL, NULL);
+        const int b = between.end[i][1] = call_port(between.rank0);
+        between.relayed = pass(a, b, said, HELLO) && pass(b, a, words, ANSWER) &&
+                          pass(a, b, said + HELLO, PROOF) && pass(b, a, words, WELCOME);
+        if (i > 0)
+            continue;
+        memcpy(between.first, said, sizeof said);
+        play_rank();
+    }
+    return NULL;
+}
+
+static void stand_between(uint16_t port) {
+    struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_ANY)};
+    socklen_t size = sizeof here;
+    between.rank0 = port;
+    between.door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (bind(between.door, (struct sockaddr *)&here, sizeof here) != 0 ||
+        listen(between.door, RANKS) != 0 ||
+        getsockname(between.door, (struct sockaddr *)&here, &size) != 0)
+        return;
+    other_port = ntohs(here.sin_port);
+    pthread_create(&between.thread, NULL, between_main, NULL);
+}
+
+/* The ranks have met when they are here; what follows is of no interest. */
+static void has_met(member *m, epo_far *far) { EXPECT(far != NULL); }
+
+static void what_is_heard_is_of_no_use(void) {
+    memset(&between, 0, sizeof between);
+    strangers_call = stand_between;
+    CU_ASSERT_EQUAL(run(has_met), 0);
+    strangers_call = NULL;
+    CU_ASSERT_NOT_EQUAL_FATAL(other_port, 0);
+    other_port = 0;
+    pthread_join(between.thread, NULL);
+    CU_ASSERT(between.relayed);
+    CU_ASSERT_FALSE(between.false_rank0_believed);
+    CU_ASSERT_FALSE(between.replay_believed);
+    CU_ASSERT_EQUAL(between.count, (RANKS - 1) * (HELLO + ANSWER + PROOF + WELCOME));
+    for (size_t i = 0; i + 8 <= between.count; i++)
+        for (size_t k = 0; k + 8 <= KEY_BYTES; k++)
+            CU_ASSERT(memcmp(between.heard + i, board[0] + k, 8) != 0);
+    for (int i = 0; i < RANKS - 1; i++)
+        for (int k = 0; k < 2; k++)
+            close(between.end[i][k]);
+    close(between.door);
 }
 
 int main(void) {
@@ -213,6 +358,8 @@ int main(void) {
         {"a late rank is named", a_late_rank_is_named},
         {"a signal is no time-out", a_signal_is_no_time_out},
         {"a stranger is not admitted", a_stranger_is_not_admitted},
+        {"idle strangers hold up nobody", idle_strangers_hold_up_nobody},
+        {"what is heard is of no use", what_is_heard_is_of_no_use},
         CU_TEST_INFO_NULL,
     };
     return unit_run("far", tests);
