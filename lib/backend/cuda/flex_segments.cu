@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(SumShape::kThreads, 1)
         taken = 0;
     __syncthreads();
     sums::sums_run<T, SumShape>(
-        &taken, cut, (uint32_t)rows * cut.tiles, row_bytes,
+        &taken, blockIdx.x, gridDim.x, cut, (uint32_t)rows * cut.tiles, row_bytes,
         [&](uint32_t i) {
             const int64_t row = row_of(i);
             const int n = segment_of(table, row);

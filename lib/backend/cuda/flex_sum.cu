@@ -48,7 +48,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
         return b;
     };
     sums_run<T, S>(
-        &taken[0], back, (uint32_t)before[f.ranks - 1] * back.tiles, f.row_bytes,
+        &taken[0], blockIdx.x, gridDim.x, back, (uint32_t)before[f.ranks - 1] * back.tiles,
+        f.row_bytes,
         [&](uint32_t i) {
             const Back b = back_of(piece_of(back, f.row_bytes, i).row);
             return lane < k ? __ldg(f.fan + ((int64_t)b.source * f.max_tokens + b.row) * k + lane)
@@ -72,7 +73,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     const char *arrived = f.peer[f.rank] + f.at.back;
     const int32_t own_first = f.rank * f.max_tokens, own_past = own_first + f.max_tokens;
     sums_run<T, S>(
-        &taken[1], home, (uint32_t)f.tokens * home.tiles, f.row_bytes,
+        &taken[1], blockIdx.x, gridDim.x, home, (uint32_t)f.tokens * home.tiles, f.row_bytes,
         [&](uint32_t i) {
             const int64_t token = piece_of(home, f.row_bytes, i).row;
             return lane < f.width ? __ldg(f.sum + token * f.width + lane) : -1;

@@ -168,16 +168,16 @@ __device__ __forceinline__ void sum_piece(const Summand &p, char *to, uint32_t b
     }
 }
 
-/* Pieces [0, past) of rows, shared by all blocks, all warps of each.  list(i) reads what
- * fetch(i, listed) needs, two pieces ahead; fetch reads what places(i, fetched) needs to
- * name a lane's summands, one ahead; dest(i): where the sum goes.  *taken: a shared word of
- * the block, 0 before. */
+/* Pieces [0, past) of rows, shared by `blocks` blocks, of which this is number `block`, all
+ * warps of each.  list(i) reads what fetch(i, listed) needs, two pieces ahead; fetch reads what
+ * places(i, fetched) needs to name a lane's summands, one ahead; dest(i): where the sum goes.
+ * *taken: a shared word of the block, 0 before. */
 template <typename T, typename S, typename List, typename Fetch, typename Places, typename Dest>
-__device__ __forceinline__ void sums_run(uint32_t *taken, const Cut &cut, uint32_t past,
-                                         uint32_t row_bytes, List list, Fetch fetch, Places places,
-                                         Dest dest) {
+__device__ __forceinline__ void sums_run(uint32_t *taken, uint32_t block, uint32_t blocks,
+                                         const Cut &cut, uint32_t past, uint32_t row_bytes,
+                                         List list, Fetch fetch, Places places, Dest dest) {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    auto at = [&](uint32_t turn) { return blockIdx.x + turn * gridDim.x; };
+    auto at = [&](uint32_t turn) { return block + turn * blocks; };
     uint32_t now = at(warp), next = at(warp + S::kWarps), after = at(warp + 2 * S::kWarps);
     if (now >= past)
         return;
