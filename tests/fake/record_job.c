@@ -8,6 +8,7 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -195,6 +196,21 @@ int main(int argc, char **argv) {
         devices = 2;
     if (strchr(what, 'b') != NULL) {
         profile(5); /* before there is a communicator */
+/* The recorder's thread may not read what the program may be changing. */
+char *getenv(const char *name) {
+    char thread[16] = "";
+    Dl_info info;
+    const size_t n = strlen(name);
+    if (pthread_getname_np(pthread_self(), thread, sizeof thread) == 0 &&
+        strcmp(thread, "ep-overlap") == 0 && dladdr(__builtin_return_address(0), &info) != 0 &&
+        strstr(info.dli_fname, "libep_overlap") != NULL)
+        fprintf(stderr, "the recorder's thread asked for %s\n", name);
+    for (char **e = environ; e != NULL && *e != NULL; e++)
+        if (strncmp(*e, name, n) == 0 && (*e)[n] == '=')
+            return *e + n + 1;
+    return NULL;
+}
+
     }
     if (ncclCommInitRank(&comm, 1, id, 0) != ncclSuccess)
         return 3;

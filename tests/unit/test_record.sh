@@ -39,7 +39,7 @@ build() {
         "$src/tests/fake/cupti.c" -lpthread &&
         ${CC:-cc} "${flags[@]}" -shared -fPIC -fvisibility=hidden -Wl,-soname,libnccl.so.2 -o "$work/libnccl.so.2" \
             "$src/tests/fake/nccl.c" -ldl &&
-        ${CC:-cc} "${flags[@]}" -o "$work/job" "$src/tests/fake/record_job.c" -L"$work" -l:libnccl.so.2 \
+        ${CC:-cc} "${flags[@]}" -rdynamic -o "$work/job" "$src/tests/fake/record_job.c" -L"$work" -l:libnccl.so.2 \
             -l:libcupti.so.13 -ldl
 }
 build || exit 99
@@ -132,6 +132,8 @@ check "by seconds" told seconds 20 49
 check "calls of a step by the user's word" told given 9 11
 check "the program ends first" not_told early "the program ended before its window"
 check "CUPTI is not touched then" test ! -s "$work/early.log"
+unasked() { cat "$work"/*.err && ! grep -q "the recorder's thread asked" "$work"/*.err; }
+check "the environment is read in the program's threads alone" unasked
 check "the program ends inside" told ends 20 99
 check "given back then" given_back ends 0
 check "a profiler before: its trace" profiled before 1 15

@@ -14,6 +14,7 @@ static struct {
     pthread_mutex_t lock;
     bool found;
     cupti table;
+    char tool[CUPTI_TEXT]; /* "NAME=value" of a tool's variable; "": none */
 } context = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 typedef struct objects {
@@ -46,24 +47,25 @@ static int see_object(struct dl_phdr_info *info, size_t size, void *argument) {
     return 0;
 }
 
-bool cupti_tool_attached(char *what) {
+void cupti_read_environment(void) {
     static const char *const variables[] = {"CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID",
                                             "NV_COMPUTE_PROFILER_PERFWORKS_DIR"};
-    objects o;
-    memset(&o, 0, sizeof o);
-    dl_iterate_phdr(see_object, &o);
-    if (o.tool[0] != '\0') {
-        snprintf(what, CUPTI_TEXT, "%s", o.tool);
-        return true;
-    }
     for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
         const char *value = getenv(variables[i]);
         if (value == NULL || *value == '\0')
             continue;
-        snprintf(what, CUPTI_TEXT, "%s=%.400s", variables[i], value);
-        return true;
+        snprintf(context.tool, sizeof context.tool, "%s=%.400s", variables[i], value);
+        return;
     }
-    return false;
+}
+
+bool cupti_tool_attached(char *what) {
+    objects o;
+    memset(&o, 0, sizeof o);
+    dl_iterate_phdr(see_object, &o);
+    if (o.tool[0] != '\0' || context.tool[0] != '\0')
+        snprintf(what, CUPTI_TEXT, "%s", o.tool[0] != '\0' ? o.tool : context.tool);
+    return o.tool[0] != '\0' || context.tool[0] != '\0';
 }
 
 /* ---- finding ---- */

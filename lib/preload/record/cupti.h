@@ -24,6 +24,9 @@ typedef struct cupti {
  * own, the one beside the CUDA run-time library that is mapped, else the toolkit's.  NULL:
  * `why` (CUPTI_TEXT bytes) says what was looked for.  Looked for once it is there no more. */
 const cupti *cupti_find(char *why);
+/* Reads the variables by which tools enter a process: in one of the program's threads, which may
+ * change the environment while ours would look. */
+void cupti_read_environment(void);
 /* A profiler or checker that was put into the process from outside (Nsight Systems and
  * Compute, compute-sanitizer), by its variable or its mapped file; false: none. */
 bool cupti_tool_attached(char *what);

@@ -10,7 +10,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "core/names.h"
 #include "preload/record/buffers.h"
 
 #define QUIET_NS (INT64_C(3) * 1000000000) /* after another's last call: its flush is over */
@@ -30,6 +29,7 @@ static struct {
     cupti_subscriber subscriber; /* ours */
     atomic_int leaving;          /* a leave_state */
     bool used_by_others;         /* ever */
+    bool leaves;                 /* when it is over */
     hold_facts facts;
     /* others */
     int subscribers;
@@ -163,11 +163,8 @@ static void stay(const cupti *c) {
 }
 
 static bool may_leave(const cupti *c) {
-    const char *word = getenv(EPO_ENV_RECORD_LEAVE);
-    if (word == NULL || strcmp(word, "1") != 0)
-        return false;
-    return c != NULL && !context.open && !context.used_by_others && c->domain != NULL &&
-           c->finalize != NULL && c->number >= CUPTI_VERSION_LEAVES &&
+    return context.leaves && c != NULL && !context.open && !context.used_by_others &&
+           c->domain != NULL && c->finalize != NULL && c->number >= CUPTI_VERSION_LEAVES &&
            c->subscribe(&context.subscriber, on_call, NULL) == CUPTI_OK;
 }
 
@@ -186,6 +183,11 @@ bool hold_leave(void) {
 }
 
 bool hold_has_left(void) {
+void hold_prepare(bool leaves) {
+    context.leaves = leaves;
+    cupti_read_environment();
+}
+
     const int state = atomic_load(&context.leaving);
     return state == LEAVE_DONE || state == LEAVE_NOT;
 }

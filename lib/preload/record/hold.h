@@ -23,6 +23,8 @@ typedef enum hold_answer {
     HOLD_NEVER  /* there is no CUPTI that would do it */
 } hold_answer;
 
+/* Before the recorder's thread is started; `leaves`: CUPTI is taken out when it is over. */
+void hold_prepare(bool leaves);
 /* Switches recording on.  `why` (CUPTI_TEXT bytes): unless HOLD_OPEN. */
 hold_answer hold_open(char *why);
 /* Switches it off and fetches what is complete.  Nothing, unless it is open. */

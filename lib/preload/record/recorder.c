@@ -509,6 +509,12 @@ static bool start(session *s) {
     return started;
 }
 
+static bool is_one(const char *variable) {
+    const char *word = getenv(variable);
+    return word != NULL && strcmp(word, "1") == 0;
+}
+
+/* All of the environment is read here: later the program may be changing it. */
 void recorder_begin(void) {
     pthread_mutex_lock(&context.lock);
     const bool first = context.pid == 0 && recorder_wanted();
@@ -529,8 +535,8 @@ void recorder_begin(void) {
         session_free(s);
         return;
     }
-    const char *mark = getenv(EPO_ENV_RECORD_MARK);
-    context.marks = mark != NULL && strcmp(mark, "1") == 0;
+    context.marks = is_one(EPO_ENV_RECORD_MARK);
+    hold_prepare(is_one(EPO_ENV_RECORD_LEAVE));
     context.born = now_ns();
     (void)pthread_atfork(NULL, NULL, after_fork);
     atomic_store(&context.stage, STAGE_WAITING);
