@@ -97,6 +97,8 @@ EXPORT cupti_result cuptiActivityRegisterCallbacks(cupti_buffer_requested *reque
                                                    cupti_buffer_completed *completed);
 EXPORT cupti_result cuptiActivityEnable(cupti_kind kind);
 EXPORT cupti_result cuptiActivityDisable(cupti_kind kind);
+EXPORT cupti_result cuptiActivityEnableContext(void *cuda, cupti_kind kind);
+EXPORT cupti_result cuptiActivityDisableContext(void *cuda, cupti_kind kind);
 EXPORT cupti_result cuptiActivityFlushAll(uint32_t flag);
 EXPORT cupti_result cuptiActivityGetNextRecord(uint8_t *buffer, size_t valid, cupti_record **r);
 EXPORT cupti_result cuptiActivityGetNumDroppedRecords(void *context, uint32_t stream, size_t *out);
@@ -186,6 +188,16 @@ cupti_result cuptiActivityDisable(cupti_kind kind) {
     if (kind < CUPTI_KINDS)
         state.enabled[kind] = 0;
     return CUPTI_OK;
+}
+
+/* Nothing runs in such a context here. */
+cupti_result cuptiActivityEnableContext(void *cuda, cupti_kind kind) {
+    (void)cuda;
+    return kind < CUPTI_KINDS ? CUPTI_OK : 1;
+}
+
+cupti_result cuptiActivityDisableContext(void *cuda, cupti_kind kind) {
+    return cuptiActivityEnableContext(cuda, kind);
 }
 
 cupti_result cuptiActivityFlushAll(uint32_t flag) {

@@ -25,6 +25,8 @@ cupti_result cuptiUnsubscribe(cupti_subscriber s);
 cupti_result cuptiActivityRegisterCallbacks(cupti_buffer_requested *, cupti_buffer_completed *);
 cupti_result cuptiActivityEnable(cupti_kind kind);
 cupti_result cuptiActivityDisable(cupti_kind kind);
+cupti_result cuptiActivityEnableContext(void *cuda, cupti_kind kind);
+cupti_result cuptiActivityDisableContext(void *cuda, cupti_kind kind);
 cupti_result cuptiActivityFlushAll(uint32_t flag);
 cupti_result cuptiActivityGetNextRecord(uint8_t *buffer, size_t valid, cupti_record **r);
 cupti_result cuptiActivityRegisterTimestampCallback(cupti_clock *clock);
@@ -170,6 +172,19 @@ static void profile_unseen(int begin) {
     }
 }
 
+/* Kinds switched for one CUDA context. */
+static void switch_contexts(int globally) {
+    int one, other;
+    if (globally)
+        (void)cuptiActivityEnable(CUPTI_KIND_MEMSET);
+    else
+        (void)cuptiActivityEnableContext(&other, CUPTI_KIND_MEMSET);
+    (void)cuptiActivityEnableContext(&one, CUPTI_KIND_MEMSET);
+    (void)cuptiActivityDisableContext(&one, CUPTI_KIND_MEMSET);
+    if (!globally)
+        (void)cuptiActivityDisableContext(&other, CUPTI_KIND_MEMSET);
+}
+
 static void forked(void) {
     const pid_t child = fork();
     if (child == 0) {
@@ -179,6 +194,21 @@ static void forked(void) {
     int status = 0;
     (void)waitpid(child, &status, 0);
     printf("child: %d\n", status);
+}
+
+/* The recorder's thread may not read what the program may be changing. */
+char *getenv(const char *name) {
+    char thread[16] = "";
+    Dl_info info;
+    const size_t n = strlen(name);
+    if (pthread_getname_np(pthread_self(), thread, sizeof thread) == 0 &&
+        strcmp(thread, "ep-overlap") == 0 && dladdr(__builtin_return_address(0), &info) != 0 &&
+        strstr(info.dli_fname, "libep_overlap") != NULL)
+        fprintf(stderr, "the recorder's thread asked for %s\n", name);
+    for (char **e = environ; e != NULL && *e != NULL; e++)
+        if (strncmp(*e, name, n) == 0 && (*e)[n] == '=')
+            return *e + n + 1;
+    return NULL;
 }
 
 int main(int argc, char **argv) {
@@ -196,21 +226,6 @@ int main(int argc, char **argv) {
         devices = 2;
     if (strchr(what, 'b') != NULL) {
         profile(5); /* before there is a communicator */
-/* The recorder's thread may not read what the program may be changing. */
-char *getenv(const char *name) {
-    char thread[16] = "";
-    Dl_info info;
-    const size_t n = strlen(name);
-    if (pthread_getname_np(pthread_self(), thread, sizeof thread) == 0 &&
-        strcmp(thread, "ep-overlap") == 0 && dladdr(__builtin_return_address(0), &info) != 0 &&
-        strstr(info.dli_fname, "libep_overlap") != NULL)
-        fprintf(stderr, "the recorder's thread asked for %s\n", name);
-    for (char **e = environ; e != NULL && *e != NULL; e++)
-        if (strncmp(*e, name, n) == 0 && (*e)[n] == '=')
-            return *e + n + 1;
-    return NULL;
-}
-
     }
     if (ncclCommInitRank(&comm, 1, id, 0) != ncclSuccess)
         return 3;
@@ -218,6 +233,8 @@ char *getenv(const char *name) {
     (void)ncclBroadcast(&x, &x, 1, 7, 0, comm, NULL);
     if (strchr(what, 'B') != NULL)
         profile(20);
+    if (strpbrk(what, "cC") != NULL)
+        switch_contexts(strchr(what, 'C') != NULL);
     if (strchr(what, 'u') != NULL)
         profile_unseen(1);
     for (int i = 0; i < steps; i++) {

@@ -69,6 +69,8 @@ job middle m 300 EP_OVERLAP_RECORD_WINDOW=1s-5s &
 job soon w 60 EP_OVERLAP_RECORD_WINDOW=0.5s-3s &
 job again w 260 EP_OVERLAP_RECORD_WINDOW=0.5s-1.5s &
 job always u 150 EP_OVERLAP_RECORD_WINDOW=1s-2s &
+job context c 240 EP_OVERLAP_RECORD_WINDOW=1s-2s &
+job contexts C 240 EP_OVERLAP_RECORD_WINDOW=1s-2s &
 job unseen U 150 EP_OVERLAP_RECORD_WINDOW=1s-2.8s &
 job tool '' 100 EP_OVERLAP_RECORD_WINDOW=1s-2s CUDA_INJECTION64_PATH=/opt/nvidia/libToolsInjection64.so &
 wait
@@ -130,10 +132,10 @@ short() { cat "$work/shorthand.err" && grep -qE 'of [0-9.]+, (39|4[0-9]) % hidde
 check "by steps in EP_OVERLAP_RECORD itself" short
 check "by seconds" told seconds 20 49
 check "calls of a step by the user's word" told given 9 11
-check "the program ends first" not_told early "the program ended before its window"
-check "CUPTI is not touched then" test ! -s "$work/early.log"
 unasked() { cat "$work"/*.err && ! grep -q "the recorder's thread asked" "$work"/*.err; }
 check "the environment is read in the program's threads alone" unasked
+check "the program ends first" not_told early "the program ended before its window"
+check "CUPTI is not touched then" test ! -s "$work/early.log"
 check "the program ends inside" told ends 20 99
 check "given back then" given_back ends 0
 check "a profiler before: its trace" profiled before 1 15
@@ -161,6 +163,8 @@ check "then there is a second window" told again 15 50
 check "that is told" figures again 0 "r['interrupted'] == 1"
 check "a profiler that nobody sees, before" profiled always 1 450
 check "it is left alone" not_told always "the program ended before its window"
+check "a kind that was switched on and off for two contexts" told context 20 49
+check "a kind that is on, but for one context" not_told contexts "the program ended before its window"
 check "a profiler that nobody sees, within, hears it from CUPTI" grep -q 'the unseen profiler cannot subscribe' "$work/unseen.out"
 check "it does not disturb" told unseen 30 90
 check "a tool that was injected is left alone" not_told tool "another tool is attached: CUDA_INJECTION64_PATH"

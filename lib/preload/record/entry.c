@@ -94,6 +94,13 @@ typedef cupti_result (*finalizing)(void);
         hold_other_called(what, kind);                                                             \
     return r
 
+/* The same for one CUDA context: the kind stays as it is for others. */
+#define SWITCHED(cuda, kind, on)                                                                   \
+    const cupti_result r = real(cuda, kind);                                                       \
+    if (watched && r == CUPTI_OK)                                                                  \
+        hold_other_switched(cuda, kind, on);                                                       \
+    return r
+
 #pragma GCC visibility push(default)
 cupti_result cuptiSubscribe(cupti_subscriber *out, cupti_callback *callback, void *user);
 cupti_result cuptiSubscribe_v2(cupti_subscriber *out, cupti_callback *callback, void *user,
@@ -138,7 +145,7 @@ cupti_result cuptiActivityEnableAndDump(cupti_kind kind) {
 
 cupti_result cuptiActivityEnableContext(void *cuda, cupti_kind kind) {
     REAL(OTHER_ENABLES, switching_context);
-    DONE(OTHER_ENABLES, kind, cuda, kind);
+    SWITCHED(cuda, kind, true);
 }
 
 cupti_result cuptiActivityDisable(cupti_kind kind) {
@@ -148,7 +155,7 @@ cupti_result cuptiActivityDisable(cupti_kind kind) {
 
 cupti_result cuptiActivityDisableContext(void *cuda, cupti_kind kind) {
     REAL(OTHER_DISABLES, switching_context);
-    DONE(OTHER_DISABLES, kind, cuda, kind);
+    SWITCHED(cuda, kind, false);
 }
 
 cupti_result cuptiActivityRegisterCallbacks(cupti_buffer_requested *requested,

@@ -13,7 +13,8 @@
 #include "preload/record/buffers.h"
 
 #define QUIET_NS (INT64_C(3) * 1000000000) /* after another's last call: its flush is over */
-#define WAIT_SECONDS 2                     /* of a profiler for our lock, then it goes on */
+#define ONES 64
+#define WAIT_SECONDS 2 /* of a profiler for our lock, then it goes on */
 
 static const cupti_kind kinds[] = {CUPTI_KIND_CONCURRENT_KERNEL, CUPTI_KIND_MEMCPY,
                                    CUPTI_KIND_MEMCPY_PEER, CUPTI_KIND_MEMSET};
@@ -28,12 +29,17 @@ static struct {
     int64_t system_opened;
     cupti_subscriber subscriber; /* ours */
     atomic_int leaving;          /* a leave_state */
-    bool used_by_others;         /* ever */
     bool leaves;                 /* when it is over */
+    bool used_by_others;         /* ever */
     hold_facts facts;
     /* others */
     int subscribers;
     uint64_t enabled[CUPTI_KINDS / 64];
+    struct {
+        void *cuda;
+        cupti_kind kind;
+    } one[ONES];       /* switched on for one CUDA context */
+    size_t ones;       /* more than ONES: nobody knows which */
     int64_t last_call; /* of any of theirs; 0: none */
     cupti_buffer_requested *requested;
     cupti_buffer_completed *completed;
@@ -73,7 +79,14 @@ static bool others_record(void) {
     for (size_t i = 0; i < sizeof context.enabled / sizeof *context.enabled; i++)
         if (context.enabled[i] != 0)
             return true;
-    return false;
+    return context.ones > 0;
+}
+
+/* Of one CUDA context, or of all (`cuda` NULL). */
+static void forget_ones(const void *cuda, cupti_kind kind) {
+    for (size_t i = context.ones <= ONES ? context.ones : 0; i-- > 0;)
+        if (context.one[i].kind == kind && (cuda == NULL || context.one[i].cuda == cuda))
+            context.one[i] = context.one[--context.ones];
 }
 
 /* While we record we are the subscriber, unless a profiler that is idle now is: one that
@@ -170,6 +183,11 @@ static bool may_leave(const cupti *c) {
 
 /* ---- the recorder's side ---- */
 
+void hold_prepare(bool leaves) {
+    context.leaves = leaves;
+    cupti_read_environment();
+}
+
 bool hold_leave(void) {
     pthread_mutex_lock(&context.lock);
     const cupti *c = context.facts.cupti;
@@ -183,11 +201,6 @@ bool hold_leave(void) {
 }
 
 bool hold_has_left(void) {
-void hold_prepare(bool leaves) {
-    context.leaves = leaves;
-    cupti_read_environment();
-}
-
     const int state = atomic_load(&context.leaving);
     return state == LEAVE_DONE || state == LEAVE_NOT;
 }
@@ -307,15 +320,29 @@ void hold_other_called(hold_other what, cupti_kind kind) {
         context.subscribers--;
     else if (what == OTHER_ENABLES && word != NULL)
         *word |= bit;
-    else if (what == OTHER_DISABLES && word != NULL)
+    else if (what == OTHER_DISABLES && word != NULL) {
         *word &= ~bit;
-    else if (what == OTHER_FINALIZES) {
+        forget_ones(NULL, kind);
+    } else if (what == OTHER_FINALIZES) {
         memset(context.enabled, 0, sizeof context.enabled);
+        context.ones = 0;
         context.subscribers = 0;
         context.requested = NULL;
         context.completed = NULL;
         context.clock = NULL;
     }
+    pthread_mutex_unlock(&context.lock);
+}
+
+void hold_other_switched(void *cuda, cupti_kind kind, bool on) {
+    if (!lock_a_while())
+        return;
+    forget_ones(cuda, kind);
+    if (on && context.ones < ONES) {
+        context.one[context.ones].cuda = cuda;
+        context.one[context.ones].kind = kind;
+    }
+    context.ones += on && context.ones <= ONES;
     pthread_mutex_unlock(&context.lock);
 }
 

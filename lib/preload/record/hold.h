@@ -69,6 +69,8 @@ typedef enum hold_other {
 void hold_other_calls(hold_other what, const char *function);
 /* After it, if it succeeded. */
 void hold_other_called(hold_other what, cupti_kind kind);
+/* The same for a kind that was switched for one CUDA context. */
+void hold_other_switched(void *cuda, cupti_kind kind, bool on);
 void hold_other_registered(cupti_buffer_requested *requested, cupti_buffer_completed *completed);
 void hold_other_clock(cupti_clock *clock);
 
