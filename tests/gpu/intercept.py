@@ -4,6 +4,8 @@
 
     intercept.py LIBRARY [part[:n] ...]    parts: random churn graph mismatch abort time gemm layer speed (default: all);
                                            :n takes the n-th of its cases alone
+        --together    all cases are started at once and take their turns when they are ready to
+                      exchange: what starts processes and communicators is not waited for each time
 
 Starts two ranks per case, plain and with LIBRARY preloaded, compares results to the bit with
 what each rank knows the other sent, and prints times side by side. Needs two GPUs: NCCL refuses
@@ -12,9 +14,11 @@ two ranks on one.
 import argparse
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 HERE = os.path.abspath(__file__)
@@ -40,6 +44,13 @@ class Rank:
         dist.init_process_group(
             "nccl", pg_options=options, timeout=datetime.timedelta(seconds=40)
         )
+        gate = os.environ.get("INTERCEPT_TEST_GATE")
+        if gate:
+            dist.all_reduce(torch.ones(1, device=self.device))  # makes the communicator
+            torch.cuda.synchronize()
+            open("%s-%d" % (gate, self.rank), "w").close()
+            while not os.path.exists(gate):
+                time.sleep(0.005)
 
     def base(self, rank, nbytes):
         g = self.torch.Generator(device=self.device)
@@ -53,13 +64,12 @@ def say(**fields):
     print("RESULT " + json.dumps(fields), flush=True)
 
 
-def part_random(calls, most, seed=99, limit_s=60):
+def part_random(r, calls, most, seed=99, limit_s=60):
     """Random exchanges, mostly small, each compared on the device with the sender's data. Ends early,
     on all ranks after the same call, where the time is over."""
     import math
     import random
 
-    r = Rank()
     torch, dist = r.torch, r.dist
     rng = random.Random(seed)  # the same on all ranks
     bases = [r.base(p, most + most // 2).view(torch.int8) for p in range(r.ranks)]
@@ -131,16 +141,14 @@ def part_random(calls, most, seed=99, limit_s=60):
     if r.rank == 0:
         say(calls=done, wrong=int(wrong.item()), large=large, gb=round(moved / 1e9, 1),
             seconds=round(time.time() - start, 1))
-    dist.destroy_process_group()
-    sys.exit(0 if wrong.item() == 0 else 1)
+    return wrong.item() == 0
 
 
-def part_churn(calls):
+def part_churn(r, calls):
     """Buffers that are allocated, freed and given back to the driver all the time: what arrives is
     right, and what peers have opened does not keep memory for good."""
     import random
 
-    r = Rank()
     torch, dist = r.torch, r.dist
     rng = random.Random(5)
     base = [r.base(p, 512 * MB) for p in range(r.ranks)]
@@ -169,13 +177,12 @@ def part_churn(calls):
     lost = free - torch.cuda.mem_get_info()[0]
     if r.rank == 0:
         say(calls=calls, wrong=int(wrong.item()), gone_mb=lost // MB, most_gone_mb=(free - least) // MB)
-    dist.destroy_process_group()
-    sys.exit(0 if wrong.item() == 0 and lost < 300 * MB else 1)
+    return wrong.item() == 0 and lost < 300 * MB
 
 
-def part_graph(iterations):
-    """Rank 0 captures the exchange at iteration 3, rank 1 at iteration 6."""
-    r = Rank()
+def part_graph(r, iterations):
+    """Rank 0 captures the exchange at iteration 3, rank 1 at iteration 6. From then on all of the
+    communicator is NCCL's: the last part of a process."""
     torch, dist = r.torch, r.dist
     n = 8 * MB
     send = torch.empty(r.ranks * n // 4, dtype=torch.float32, device=r.device)
@@ -204,16 +211,15 @@ def part_graph(iterations):
     if r.rank == 0:
         say(iterations=iterations, wrong=wrong)
     del graph
-    dist.destroy_process_group()
-    sys.exit(0 if wrong == 0 else 1)
+    return wrong == 0
 
 
-def part_mismatch():
+def part_mismatch(r):
     """The sender has more than the receiver takes: what fits arrives."""
-    r = Rank()
+    good = True
     torch, dist = r.torch, r.dist
     other = 1 - r.rank
-    for sent, taken in ((1000, 500), (3 * MB // 4 + 64, 3 * MB // 4)):
+    for sent, taken in ((1000, 500), (3 * MB // 4 + 64, 3 * MB // 4), (2 * MB + 64, 2 * MB), (4 * MB, 3 * MB)):
         x = torch.full((sent,), 7.0 + r.rank, device=r.device)
         y = torch.full((taken,), -1.0, device=r.device)
         works = dist.batch_isend_irecv(
@@ -222,14 +228,15 @@ def part_mismatch():
         for w in works:
             w.wait()
         torch.cuda.synchronize()
+        right = bool((y == 7.0 + other).all().item())
+        good = good and right
         if r.rank == 0:
-            say(sent=sent, taken=taken, right=bool((y == 7.0 + other).all().item()))
-    dist.destroy_process_group()
+            say(sent=sent, taken=taken, right=right)
+    return good
 
 
-def part_abort():
+def part_abort(r):
     """Rank 1 never comes; rank 0 aborts its communicator and its streams are free again."""
-    r = Rank()
     torch, dist = r.torch, r.dist
     x = torch.zeros(32 * MB // 4, device=r.device)
     y = torch.empty_like(x)
@@ -252,11 +259,10 @@ def median(values):
     return values[len(values) // 2]
 
 
-def part_time(sizes):
+def part_time(r, sizes):
     """all_to_all_single, total MB per rank, even: median of single calls and of ten in a row."""
-    r = Rank()
     times(r, sizes)
-    r.dist.destroy_process_group()
+    return True
 
 
 def times(r, sizes, uneven=False):
@@ -304,11 +310,10 @@ def times(r, sizes, uneven=False):
                 us_of_ten=round(median(ten), 1), gbs=round(to[1] * 4 / median(ten) / 1e3, 1))
 
 
-def part_gemm(mb):
+def part_gemm(r, mb):
     """20 exchanges beside 20 GEMMs of 8192 x 4096 x 4096."""
-    r = Rank(high_priority=True)
     beside_gemms(r, mb)
-    r.dist.destroy_process_group()
+    return True
 
 
 def beside_gemms(r, mb):
@@ -356,25 +361,25 @@ def beside_gemms(r, mb):
             gemm_ms_alone=round(median(plain), 2))
 
 
-def part_layer(steps):
+def part_layer(r, steps):
     """An eager MoE layer with all_to_all_single, as a program has it that knows nothing of us:
-    time of a step, of its all-to-alls, and the losses to the bit."""
-    r = Rank(high_priority=True)
+    time of a step, of its all-to-alls, and the losses to the bit. Then with each exchange issued
+    while the GPU is still busy: what it takes where the CPU is ahead."""
     eager_layer(r, steps)
-    r.dist.destroy_process_group()
+    eager_layer(r, steps, ahead=True)
+    return True
 
 
-def part_speed(sizes, mb, steps):
+def part_speed(r, sizes, mb, steps):
     """All that is timed, in one pair of processes."""
-    r = Rank(high_priority=True)
     times(r, sizes)
     times(r, sizes, uneven=True)
     beside_gemms(r, mb)
-    eager_layer(r, steps)
-    r.dist.destroy_process_group()
+    part_layer(r, steps)
+    return True
 
 
-def eager_layer(r, steps):
+def eager_layer(r, steps, ahead=False):
     torch, dist = r.torch, r.dist
     torch.manual_seed(5 + r.rank)
     tokens, hidden, ffn, experts, top_k = 4096, 2048, 768, 128, 8
@@ -395,12 +400,16 @@ def eager_layer(r, steps):
         @staticmethod
         def move(x, send, recv):
             out = torch.empty(sum(recv), x.shape[1], dtype=x.dtype, device=x.device)
+            if ahead:
+                torch.cuda._sleep(1500000)
             dist.all_reduce(token)  # both ranks are here: what follows is the exchange's own time
             a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             a.record()
+            start = time.perf_counter()
             dist.all_to_all_single(out, x, recv, send)
+            call = time.perf_counter() - start
             b.record()
-            spans.append((a, b))
+            spans.append((a, b, call, x.shape[1] * x.element_size() * send[1 - r.rank] / 1e6))
             return out
 
     token = torch.zeros(1, device=r.device)
@@ -456,13 +465,16 @@ def eager_layer(r, steps):
         b.record()
         torch.cuda.synchronize()
         times.append(a.elapsed_time(b))
-    moved = [a.elapsed_time(b) for a, b in spans]
+    moved = [span[0].elapsed_time(span[1]) for span in spans]
     each = [sum(moved[4 * i : 4 * i + 4]) for i in range(steps)]
+    one = [[moved[4 * i + k] * 1e3 for i in range(steps)] for k in range(4)]
     import struct
 
     if r.rank == 0:
         bits = [struct.pack("f", v.item()).hex() for v in losses]
-        say(step_ms=round(median(times), 3), alltoall_ms=round(median(each), 3), of=4,
+        say(ahead=ahead, step_ms=round(median(times), 3), alltoall_ms=round(median(each), 3), of=4,
+            us=[round(median(t)) for t in one], call_us=round(median([s[2] for s in spans]) * 1e6),
+            mb=[round(s[3], 1) for s in spans[:4]],
             alltoall_least=round(min(each), 3), alltoall_most=round(max(each), 3),
             loss=round(losses[-1].item(), 6), losses=" ".join(bits[:: max(1, len(bits) // 4)]))
 
@@ -476,14 +488,23 @@ def free_port():
         return s.getsockname()[1]
 
 
-def launch(library, mode, part, args, timeout, extra=None):
-    """Both ranks of one case: (status, results of rank 0, what they said)."""
+def rank_main(parts):
+    r = Rank(any(name in ("gemm", "layer", "speed") for name, _ in parts))
+    good = all([PARTS[name](r, *args) for name, args in parts])
+    r.dist.destroy_process_group()
+    return 0 if good else 1
+
+
+def start(library, mode, parts, extra, gate=None):
+    """Both ranks of one case. `gate`: a path; they stand before their first exchange until it is there."""
     port, ranks, folder = free_port(), [], os.environ.get("EPO_RESULTS", "")
     for rank in range(2):
         env = dict(os.environ, RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank),
                    MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         env.setdefault("NCCL_NVLS_ENABLE", "0")
-        env.update(extra or {})
+        if gate:
+            env["INTERCEPT_TEST_GATE"] = gate
+        env.update(extra)
         if mode != "plain":
             env["LD_PRELOAD"] = library
             env["EP_OVERLAP_INTERPOSE"] = mode
@@ -491,8 +512,13 @@ def launch(library, mode, part, args, timeout, extra=None):
             if folder:
                 env["EP_OVERLAP_RECORD"] = folder
         ranks.append(subprocess.Popen(
-            [sys.executable, HERE, "--rank", part] + [json.dumps(a) for a in args],
+            [sys.executable, HERE, "--rank", json.dumps(parts)],
             env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    return ranks
+
+
+def end(ranks, timeout):
+    """(status, results of rank 0, what they said)"""
     said, status, until = [], 0, time.time() + timeout
     for p in ranks:
         try:
@@ -507,6 +533,30 @@ def launch(library, mode, part, args, timeout, extra=None):
     other = [line for text in said for line in text.splitlines()
              if not line.startswith("RESULT ") and line.strip()]
     return status, results, other
+
+
+def in_turns(library, cases):
+    """All cases, started at once; each has the GPUs alone from its first exchange on."""
+    failed, folder = 0, tempfile.mkdtemp(prefix="ep-intercept-")
+    running = []
+    try:
+        for i, (name, mode, parts, limit, extra) in enumerate(cases):
+            gate = os.path.join(folder, "gate%d" % i)
+            running.append((name, start(library, mode, parts, extra, gate), limit, gate))
+        for name, ranks, limit, gate in running:
+            until = time.time() + 60
+            while (not all(os.path.exists("%s-%d" % (gate, r)) for r in range(2)) and time.time() < until
+                   and all(p.poll() is None for p in ranks)):
+                time.sleep(0.01)
+            open(gate, "w").close()
+            failed += not show(name, end(ranks, limit))
+    finally:
+        for _, ranks, _, _ in running:
+            for p in ranks:
+                if p.poll() is None:
+                    p.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+    return failed
 
 
 def show(name, outcome):
@@ -524,26 +574,26 @@ def show(name, outcome):
     return status == 0
 
 
+THIRTY_TWO = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+SIZES = [0.25, 1, 2, 4, 8, 16, 64, 256]
 CASES = {
-    # part: [(mode, arguments, limit, environment)]
-    "random": [("accelerate", [50000, 256 * MB, 1, 40], 100, {}), ("plain", [400, 64 * MB], 100, {}),
-               ("observe", [200, 64 * MB], 100, {}),
-               ("accelerate", [50000, 64 * MB, 2, 40], 100,
-                {"EP_OVERLAP_INTERPOSE_LEAST": "1"})],
-    "churn": [("accelerate", [100], 60, {}),
-              ("accelerate", [40], 60, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})],
-    "graph": [("accelerate", [20], 60, {}), ("plain", [20], 60, {})],
-    "mismatch": [("plain", [], 40, {}), ("accelerate", [], 40, {})],
-    "abort": [("accelerate", [], 60, {})],
-    "time": [("plain", [[0.25, 1, 2, 4, 8, 16, 64, 256]], 90, {}),
-             ("accelerate", [[0.25, 1, 2, 4, 8, 16, 64, 256]], 90,
-              {"EP_OVERLAP_INTERPOSE_LEAST": "1"})],
-    "layer": [("plain", [20], 60, {}), ("accelerate", [20], 60, {})],
-    "speed": [("accelerate", [[4, 8, 16, 32, 64, 256], 64, 20], 60, {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}),
-              ("plain", [[4, 8, 16, 32, 64, 256], 64, 20], 60, {"CUDA_DEVICE_MAX_CONNECTIONS": "32"})],
-    "gemm": [("plain", [64], 60, {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}),
-             ("plain", [64], 60, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}),
-             ("accelerate", [64], 60, {"CUDA_DEVICE_MAX_CONNECTIONS": "32"})],
+    # name: [(mode, [[part, arguments]], limit, environment)]
+    "random": [("accelerate", [["random", [100000, 64 * MB, 2, 40]]], 60, {"EP_OVERLAP_INTERPOSE_LEAST": "1"}),
+               ("accelerate", [["random", [50000, 256 * MB, 1, 15]]], 40, {}),
+               ("plain", [["random", [400, 64 * MB]]], 40, {}), ("observe", [["random", [200, 64 * MB]]], 40, {})],
+    "churn": [("accelerate", [["churn", [100]]], 60, {}),
+              ("accelerate", [["churn", [40]]], 60, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})],
+    "graph": [("accelerate", [["graph", [20]]], 30, {}), ("plain", [["graph", [20]]], 30, {})],
+    "mismatch": [("accelerate", [["mismatch", []]], 20, {}), ("plain", [["mismatch", []]], 20, {})],
+    "abort": [("accelerate", [["abort", []]], 30, {})],
+    "time": [("plain", [["time", [SIZES]]], 90, {}),
+             ("accelerate", [["time", [SIZES]]], 90, {"EP_OVERLAP_INTERPOSE_LEAST": "1"})],
+    "layer": [("plain", [["layer", [20]]], 60, {}), ("accelerate", [["layer", [20]]], 60, {})],
+    "speed": [(mode, [["speed", [[4, 8, 16, 32, 64, 256], 64, 20]]], 60, THIRTY_TWO)
+              for mode in ("accelerate", "plain")],
+    "gemm": [("plain", [["gemm", [64]]], 60, THIRTY_TWO),
+             ("plain", [["gemm", [64]]], 60, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}),
+             ("accelerate", [["gemm", [64]]], 60, THIRTY_TWO)],
 }
 PARTS = {"random": part_random, "churn": part_churn, "graph": part_graph, "mismatch": part_mismatch,
          "abort": part_abort, "time": part_time, "gemm": part_gemm, "layer": part_layer, "speed": part_speed}
@@ -551,27 +601,32 @@ PARTS = {"random": part_random, "churn": part_churn, "graph": part_graph, "misma
 
 def main():
     if len(sys.argv) > 2 and sys.argv[1] == "--rank":
-        PARTS[sys.argv[2]](*[json.loads(a) for a in sys.argv[3:]])
-        return 0
+        return rank_main(json.loads(sys.argv[2]))
     parser = argparse.ArgumentParser()
     parser.add_argument("library")
     parser.add_argument("part", nargs="*")
     parser.add_argument("--calls", type=int, help="random calls of the long case")
-    options = parser.parse_args()
+    parser.add_argument("--together", action="store_true")
+    options = parser.parse_intermixed_args()
     import torch
 
     if torch.cuda.device_count() < 2:
         print("left out: %d GPU here, and NCCL refuses two ranks on one" % torch.cuda.device_count())
         return 77
-    failed = 0
+    cases = []
     for word in options.part or list(CASES):
-        part, _, only = word.partition(":")
-        for mode, args, limit, extra in [CASES[part][int(only)]] if only else CASES[part]:
-            if part == "random" and options.calls and mode == "accelerate" and not extra:
-                args, limit = [options.calls, args[1]], 600
-            name = " ".join([part, mode] + ["%s=%s" % kv for kv in extra.items()])
-            failed += not show(name[:80], launch(os.path.abspath(options.library), mode, part,
-                                                 args, limit, extra))
+        group, _, only = word.partition(":")
+        for mode, parts, limit, extra in [CASES[group][int(only)]] if only else CASES[group]:
+            if group == "random" and options.calls and mode == "accelerate" and not extra:
+                parts, limit = [["random", [options.calls] + parts[0][1][1:3] + [550]]], 600
+            name = " ".join([group, mode] + ["%s=%s" % kv for kv in extra.items()])
+            cases.append((name[:80], mode, parts, limit, extra))
+    library = os.path.abspath(options.library)
+    if options.together:
+        failed = in_turns(library, cases)
+    else:
+        failed = sum(not show(name, end(start(library, mode, parts, extra), limit))
+                     for name, mode, parts, limit, extra in cases)
     print("intercept: %s" % ("all cases passed" if not failed else "%d cases FAILED" % failed))
     return 1 if failed else 0
 
