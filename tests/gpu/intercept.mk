@@ -33,3 +33,8 @@ CUDA ?= /usr/local/cuda
 $(O)/intercept_copy.fatbin: lib/preload/intercept/copy.cu
 	@mkdir -p $(@D)
 	$(CUDA)/bin/nvcc -ccbin /usr/bin/g++ -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -fatbin -o $@ $<
+# What the link carries, and what CUPTI costs a launch.
+$(O)/link_floor $(O)/record_cost: $(O)/%: tests/gpu/%.cu
+	@mkdir -p $(@D)
+	$(CUDA)/bin/nvcc -ccbin /usr/bin/g++ -std=c++17 -O2 -Xcompiler -Wall,-Wextra,-Werror -gencode=arch=compute_90a,code=sm_90a \
+	  -o $@ $< -ldl
