@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "moe_ranks.h"
+#include "core/names.h"
 
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* ---- threads as ranks ---------------------------------------------------- */
 
@@ -239,14 +241,9 @@ static void make_layer(rank_run *r) {
     size_t stack = stack_of(c), at = stack * (size_t)r->rank->rank;
     r->w1 = moe_pack(c->w1 + 2 * at, 2 * stack, c->type);
     r->w2 = moe_pack(c->w2 + at, stack, c->type);
-    epo_layer_config config = EPO_LAYER_CONFIG_INIT;
-    config.experts = c->experts;
-    config.hidden = c->hidden;
-    config.ffn = c->ffn;
+    epo_layer_config config = config_layer(c->experts, c->hidden, c->ffn, r->w1, r->w2);
     config.type = c->type;
     config.wgrad_type = how->wgrad_type;
-    config.w1 = r->w1;
-    config.w2 = r->w2;
     config.dw1 = (char *)out->dw1 + 2 * at * type_size(how->wgrad_type);
     config.dw2 = (char *)out->dw2 + at * type_size(how->wgrad_type);
     config.wgrad_ready = count_ready;
@@ -266,11 +263,7 @@ static void make_layer(rank_run *r) {
 
 static bool make_buffer(rank_run *r) {
     const moe_case *c = r->args->c;
-    epo_buffer_config config = EPO_BUFFER_CONFIG_INIT;
-    config.experts = c->experts;
-    config.hidden = c->hidden;
-    config.top_k = c->top_k;
-    config.max_tokens = c->max_tokens;
+    epo_buffer_config config = config_buffer(c->experts, c->hidden, c->top_k, c->max_tokens);
     config.type = c->type;
     config.align_rows = r->args->how->align;
     const epo_buffer_config *limits = r->args->how->limits;
@@ -289,11 +282,7 @@ static void forward(rank_run *r, int b) {
     const moe_case *c = r->args->c;
     const case_batch *in = &c->batch[b][r->rank->rank];
     const epo_engine *e = r->rank->engine;
-    epo_routing routing = EPO_ROUTING_INIT;
-    routing.tokens = in->tokens;
-    routing.top_k = c->top_k;
-    routing.experts = in->experts;
-    routing.weights = in->weights;
+    const epo_routing routing = config_routing(in->tokens, c->top_k, in->experts, in->weights);
     EXPECT(r->rank, e->plan_create(r->buffer, &routing, NULL, &r->plan[b]) == EPO_OK);
     if (r->plan[b] == NULL)
         return;
@@ -416,6 +405,54 @@ int moe_run_groups(int groups, const moe_case *c, const moe_how *how,
     for (int g = 0; g < groups; g++)
         failures += result_check(&c[g], &out[g]);
     return failures;
+}
+
+static void tell(const moe_case *c, const moe_how *how) {
+    const char *nodes = getenv(EPO_ENV_NODES);
+    moe_case_print(c);
+    fprintf(stderr, "%s%s dispatcher %d overlap %d delay %d chunks %d saved %d: ",
+            nodes != NULL ? EPO_ENV_NODES "=" : "", nodes != NULL ? nodes : "",
+            (int)how->dispatcher, how->overlap, how->delay, how->chunks, (int)how->saved);
+}
+
+bool moe_right(const moe_case *c, const moe_how *how, const moe_answer *answer, double bound,
+               bool by_terms, moe_result *out) {
+    const int failures = moe_run(c, how, out);
+    const double error = moe_error(c, how, out, answer, by_terms);
+    if (failures == 0 && error < bound)
+        return true;
+    tell(c, how);
+    fprintf(stderr, "%d failures, error %g\n", failures, error);
+    return false;
+}
+
+bool moe_agrees(const moe_case *c, const moe_how *how, const moe_result *serial,
+                const moe_result *out) {
+    if (moe_same(c, how, serial, out))
+        return true;
+    tell(c, how);
+    fprintf(stderr, "other bits than serial\n");
+    return false;
+}
+
+static uint64_t number(const char *name, uint64_t otherwise) {
+    const char *text = getenv(name);
+    return text != NULL && *text != '\0' ? strtoull(text, NULL, 0) : otherwise;
+}
+
+bool moe_rounds(uint64_t rounds, bool (*one)(uint64_t seed)) {
+    const uint64_t seed = number("EPO_SEED", (uint64_t)time(NULL));
+    bool good = true;
+    rounds = number("EPO_ROUNDS", rounds);
+    printf("EPO_SEED=%llu EPO_ROUNDS=%llu ", (unsigned long long)seed, (unsigned long long)rounds);
+    fflush(stdout);
+    for (uint64_t i = 0; i < rounds && good; i++) {
+        good = one(seed + i);
+        if (!good)
+            fprintf(stderr, "EPO_SEED=%llu EPO_ROUNDS=1 repeats it\n",
+                    (unsigned long long)(seed + i));
+    }
+    return good;
 }
 
 void moe_result_free(moe_result *r) {

@@ -9,6 +9,7 @@
 #include <stdio.h>
 
 #include "backend/engine.h"
+#include "configs.h"
 #include "moe_reference.h"
 
 typedef struct moe_rank moe_rank;
@@ -78,6 +79,16 @@ double moe_error(const moe_case *c, const moe_how *how, const moe_result *r, con
                  bool by_terms);
 /* Are all outputs the same, bit for bit? */
 bool moe_same(const moe_case *c, const moe_how *how, const moe_result *a, const moe_result *b);
+
+/* Runs the case; true: no failure, and an error below `bound`.  Else it says what was run. */
+bool moe_right(const moe_case *c, const moe_how *how, const moe_answer *answer, double bound,
+               bool by_terms, moe_result *out);
+/* As moe_same; says where they differ. */
+bool moe_agrees(const moe_case *c, const moe_how *how, const moe_result *serial,
+                const moe_result *out);
+/* Property tests: `one` for each of so many seeds, from the environment's EPO_ROUNDS and
+ * EPO_SEED if they are there; what was tried is printed. */
+bool moe_rounds(uint64_t rounds, bool (*one)(uint64_t seed));
 
 /* floats to a new array of `type` and back. */
 void *moe_pack(const float *v, size_t count, epo_dtype type);

@@ -4,6 +4,7 @@
  * NULL, structs of wrong sizes, calls in the wrong order, objects that are destroyed
  * twice over, several threads.
  */
+#include "configs.h"
 #include "ep_overlap.h"
 #include "unit.h"
 
@@ -35,23 +36,8 @@ static epo_group_config group_config(epo_world *world, int rank, int ranks) {
     return config;
 }
 
-static epo_buffer_config buffer_config(void) {
-    epo_buffer_config config = EPO_BUFFER_CONFIG_INIT;
-    config.experts = E;
-    config.hidden = H;
-    config.top_k = K;
-    config.max_tokens = T;
-    return config;
-}
-
-static epo_layer_config layer_config(const float *w) {
-    epo_layer_config config = EPO_LAYER_CONFIG_INIT;
-    config.experts = E;
-    config.hidden = H;
-    config.ffn = F;
-    config.w1 = config.w2 = w;
-    return config;
-}
+static epo_buffer_config buffer_config(void) { return config_buffer(E, H, K, T); }
+static epo_layer_config layer_config(const float *w) { return config_layer(E, H, F, w, w); }
 
 /* All that a rank of one has. */
 typedef struct objects {

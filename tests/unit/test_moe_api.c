@@ -63,11 +63,7 @@ typedef struct tools {
 
 static epo_plan *make_plan(tools *t, epo_buffer *buffer, int b) {
     const case_batch *in = &t->s->c.batch[b][t->rank->rank];
-    epo_routing routing = EPO_ROUTING_INIT;
-    routing.tokens = in->tokens;
-    routing.top_k = K;
-    routing.experts = in->experts;
-    routing.weights = in->weights;
+    const epo_routing routing = config_routing(in->tokens, K, in->experts, in->weights);
     epo_plan *plan = NULL;
     EXPECT(t->rank, t->e->plan_create(buffer, &routing, NULL, &plan) == EPO_OK);
     return plan;
@@ -77,11 +73,7 @@ static void tools_open(tools *t, moe_rank *rank) {
     const setting *s = rank->arg;
     *t = (tools){.rank = rank, .s = s, .e = rank->engine};
     t->group = moe_rank_group(rank, &s->how);
-    epo_buffer_config config = EPO_BUFFER_CONFIG_INIT;
-    config.experts = E;
-    config.hidden = H;
-    config.top_k = K;
-    config.max_tokens = T;
+    const epo_buffer_config config = config_buffer(E, H, K, T);
     EXPECT(rank, t->e->buffer_create(t->group, &config, &t->buffer) == EPO_OK);
     for (int b = 0; b < 2; b++)
         t->plan[b] = make_plan(t, t->buffer, b);
@@ -118,12 +110,7 @@ static void layer_open(tools *t, layer_tools *l, bool gradients) {
     size_t stack = (size_t)E / R * F * H;
     *l = (layer_tools){NULL, moe_calloc(2 * stack, sizeof(float)), moe_calloc(stack, sizeof(float)),
                        0, 99};
-    epo_layer_config config = EPO_LAYER_CONFIG_INIT;
-    config.experts = E;
-    config.hidden = H;
-    config.ffn = F;
-    config.w1 = t->w1;
-    config.w2 = t->w2;
+    epo_layer_config config = config_layer(E, H, F, t->w1, t->w2);
     config.dw1 = gradients ? l->dw1 : NULL;
     config.dw2 = gradients ? l->dw2 : NULL;
     config.wgrad_ready = note_ready;
@@ -552,11 +539,7 @@ static void query_rank(moe_rank *rank) {
     EXPECT(rank, strcmp(info.reason, "a test") == 0 && strcmp(info.engine, "host") == 0);
     uint64_t bytes = 0;
     epo_stats before = {.size = sizeof before}, after = {.size = sizeof after};
-    epo_buffer_config config = EPO_BUFFER_CONFIG_INIT;
-    config.experts = E;
-    config.hidden = 512;
-    config.top_k = K;
-    config.max_tokens = 100;
+    const epo_buffer_config config = config_buffer(E, 512, K, 100);
     epo_buffer *buffer = NULL;
     EXPECT(rank, t.e->buffer_bytes(t.group, &config, &bytes) == EPO_OK);
     EXPECT(rank, t.e->group_stats(t.group, &before, 0) == EPO_OK);

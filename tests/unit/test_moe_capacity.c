@@ -13,7 +13,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 /* ---- the reference --------------------------------------------------------- */
 
@@ -157,11 +156,6 @@ static void every_policy_at_its_edges(void) {
     }
 }
 
-static uint64_t number(const char *name, uint64_t otherwise) {
-    const char *text = getenv(name);
-    return text != NULL && *text != '\0' ? strtoull(text, NULL, 0) : otherwise;
-}
-
 /* Few values: many slots of an expert weigh the same. */
 static void coarsen(moe_case *c) {
     for (int m = 0; m < c->batches; m++)
@@ -170,31 +164,27 @@ static void coarsen(moe_case *c) {
                 c->batch[m][r].weights[i] = roundf(c->batch[m][r].weights[i] * 2) / 2;
 }
 
+static bool random_layer(uint64_t seed) {
+    moe_case c;
+    uint64_t state = seed;
+    epo_buffer_config limits = EPO_BUFFER_CONFIG_INIT;
+    moe_case_random(&c, seed, 4, moe_random(&state) % 4 == 0 ? EPO_BF16 : EPO_F32);
+    if (moe_random(&state) % 2 == 0)
+        coarsen(&c);
+    limits.overflow = (epo_overflow)(1 + moe_random(&state) % 2);
+    limits.pad_to_capacity = (int)(moe_random(&state) % 2);
+    limits.capacity_factor = 0.1 + (double)(moe_random(&state) % 20) / 10;
+    if (moe_random(&state) % 3 == 0)
+        limits.capacity = (int)(moe_random(&state) % 6);
+    const int chunks = 1 + (int)(moe_random(&state) % 6), align = 1 << moe_random(&state) % 5;
+    const bool good =
+        both_ways(&c, &limits, (epo_dispatcher)(moe_random(&state) % 2), chunks, align);
+    moe_case_free(&c);
+    return good;
+}
+
 static void random_layers_drop_what_the_reference_drops(void) {
-    uint64_t rounds = number("EPO_ROUNDS", 150), seed = number("EPO_SEED", (uint64_t)time(NULL));
-    printf("EPO_SEED=%llu EPO_ROUNDS=%llu ", (unsigned long long)seed, (unsigned long long)rounds);
-    fflush(stdout);
-    bool good = true;
-    for (uint64_t i = 0; i < rounds && good; i++) {
-        moe_case c;
-        uint64_t state = seed + i;
-        epo_buffer_config limits = EPO_BUFFER_CONFIG_INIT;
-        moe_case_random(&c, seed + i, 4, moe_random(&state) % 4 == 0 ? EPO_BF16 : EPO_F32);
-        if (moe_random(&state) % 2 == 0)
-            coarsen(&c);
-        limits.overflow = (epo_overflow)(1 + moe_random(&state) % 2);
-        limits.pad_to_capacity = (int)(moe_random(&state) % 2);
-        limits.capacity_factor = 0.1 + (double)(moe_random(&state) % 20) / 10;
-        if (moe_random(&state) % 3 == 0)
-            limits.capacity = (int)(moe_random(&state) % 6);
-        int chunks = 1 + (int)(moe_random(&state) % 6), align = 1 << moe_random(&state) % 5;
-        good = both_ways(&c, &limits, (epo_dispatcher)(moe_random(&state) % 2), chunks, align);
-        if (!good)
-            fprintf(stderr, "EPO_SEED=%llu EPO_ROUNDS=1 repeats it\n",
-                    (unsigned long long)(seed + i));
-        moe_case_free(&c);
-    }
-    CU_ASSERT(good);
+    CU_ASSERT(moe_rounds(150, random_layer));
 }
 
 /* ---- places, and what is refused -------------------------------------------- */

@@ -22,11 +22,7 @@ static const moe_how overlapped = {.dispatcher = EPO_DISPATCH_FLEX, .overlap = 1
     } while (0)
 
 static epo_buffer_config buffer_config(void) {
-    epo_buffer_config config = EPO_BUFFER_CONFIG_INIT;
-    config.experts = E;
-    config.hidden = H;
-    config.top_k = K;
-    config.max_tokens = T;
+    epo_buffer_config config = config_buffer(E, H, K, T);
     config.align_rows = 1;
     return config;
 }
@@ -39,14 +35,7 @@ static epo_buffer *make_buffer(moe_rank *c, epo_group *group, const epo_buffer_c
 
 static float weights[E * 2 * F * H];
 
-static epo_layer_config layer_config(void) {
-    epo_layer_config config = EPO_LAYER_CONFIG_INIT;
-    config.experts = E;
-    config.hidden = H;
-    config.ffn = F;
-    config.w1 = config.w2 = weights;
-    return config;
-}
+static epo_layer_config layer_config(void) { return config_layer(E, H, F, weights, weights); }
 
 /* T tokens, each to experts 0 and 1. */
 typedef struct routing {
@@ -55,10 +44,7 @@ typedef struct routing {
 } routing;
 
 static void fill_routing(routing *r) {
-    r->r = (epo_routing)EPO_ROUTING_INIT;
-    r->r.tokens = T;
-    r->r.top_k = K;
-    r->r.experts = r->experts;
+    r->r = config_routing(T, K, r->experts, NULL);
     for (int i = 0; i < T * K; i++)
         r->experts[i] = i % K;
 }

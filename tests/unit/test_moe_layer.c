@@ -9,10 +9,6 @@
 #include "moe_ranks.h"
 #include "unit.h"
 
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
 /* bf16 rounds by up to 2^-8, and a dx is five roundings from dy: in a tensor of a
  * few values they may all go the same way. */
 static double bound(const moe_case *c, const moe_how *how, bool tiny) {
@@ -21,18 +17,10 @@ static double bound(const moe_case *c, const moe_how *how, bool tiny) {
     return tiny ? 2.5e-2 : 1e-2;
 }
 
-/* Runs the case once; true: the values are right.  tiny: a tensor may be one value
- * whose terms cancel, so errors are judged by the terms. */
+/* tiny: a tensor may be one value whose terms cancel, so errors are judged by the terms. */
 static bool right(const moe_case *c, const moe_how *how, const moe_answer *answer, bool tiny,
                   moe_result *result) {
-    int failures = moe_run(c, how, result);
-    double error = moe_error(c, how, result, answer, tiny || c->type != EPO_F32);
-    if (failures == 0 && error < bound(c, how, tiny))
-        return true;
-    moe_case_print(c);
-    fprintf(stderr, "dispatcher %d overlap %d delay %d chunks %d: %d failures, error %g\n",
-            (int)how->dispatcher, how->overlap, how->delay, how->chunks, failures, error);
-    return false;
+    return moe_right(c, how, answer, bound(c, how, tiny), tiny || c->type != EPO_F32, result);
 }
 
 /* Serial, then every chunk count overlapped and delayed: right, and the same. */
@@ -50,13 +38,7 @@ static bool all_ways(const moe_case *c, epo_dispatcher dispatcher, const int *ch
         how.overlap = 1;
         how.delay = i % 2;
         how.chunks = chunks[i / 2];
-        good = right(c, &how, &answer, tiny, &other);
-        if (good && !moe_same(c, &how, &first, &other)) {
-            moe_case_print(c);
-            fprintf(stderr, "dispatcher %d delay %d chunks %d: other bits than serial\n",
-                    (int)dispatcher, how.delay, how.chunks);
-            good = false;
-        }
+        good = right(c, &how, &answer, tiny, &other) && moe_agrees(c, &how, &first, &other);
         moe_result_free(&other);
     }
     moe_result_free(&first);
@@ -105,29 +87,19 @@ static void wider_rows_agree_too(void) {
         }
 }
 
-static uint64_t number(const char *name, uint64_t otherwise) {
-    const char *text = getenv(name);
-    return text != NULL && *text != '\0' ? strtoull(text, NULL, 0) : otherwise;
+static bool random_layer(uint64_t seed) {
+    moe_case c;
+    uint64_t state = seed;
+    moe_case_random(&c, seed, 4, moe_random(&state) % 4 == 0 ? EPO_BF16 : EPO_F32);
+    const int chunks = 1 + (int)(moe_random(&state) % 6), align = 1 << moe_random(&state) % 5;
+    const epo_dispatcher d = (epo_dispatcher)(moe_random(&state) % 2);
+    const bool good = all_ways(&c, d, &chunks, 1, align, moe_random(&state) % 2 == 0, true);
+    moe_case_free(&c);
+    return good;
 }
 
 static void random_layers_agree_with_the_reference(void) {
-    uint64_t rounds = number("EPO_ROUNDS", 300), seed = number("EPO_SEED", (uint64_t)time(NULL));
-    printf("EPO_SEED=%llu EPO_ROUNDS=%llu ", (unsigned long long)seed, (unsigned long long)rounds);
-    fflush(stdout);
-    bool good = true;
-    for (uint64_t i = 0; i < rounds && good; i++) {
-        moe_case c;
-        uint64_t state = seed + i;
-        moe_case_random(&c, seed + i, 4, moe_random(&state) % 4 == 0 ? EPO_BF16 : EPO_F32);
-        int chunks = 1 + (int)(moe_random(&state) % 6), align = 1 << moe_random(&state) % 5;
-        epo_dispatcher d = (epo_dispatcher)(moe_random(&state) % 2);
-        good = all_ways(&c, d, &chunks, 1, align, moe_random(&state) % 2 == 0, true);
-        if (!good)
-            fprintf(stderr, "EPO_SEED=%llu EPO_ROUNDS=1 repeats it\n",
-                    (unsigned long long)(seed + i));
-        moe_case_free(&c);
-    }
-    CU_ASSERT(good);
+    CU_ASSERT(moe_rounds(300, random_layer));
 }
 
 int main(void) {

@@ -27,20 +27,9 @@ static void play(int nodes, int each) {
     setenv(EPO_ENV_NODES, text, 1);
 }
 
-static double bound(const moe_case *c) { return c->type == EPO_F32 ? 1e-5 : 2.5e-2; }
-
 static bool right(const moe_case *c, const moe_how *how, const moe_answer *answer,
                   moe_result *result) {
-    int failures = moe_run(c, how, result);
-    double error = moe_error(c, how, result, answer, true);
-    if (failures == 0 && error < bound(c))
-        return true;
-    moe_case_print(c);
-    fprintf(stderr,
-            "%s=%s dispatcher %d overlap %d delay %d chunks %d saved %d: %d failures, error %g\n",
-            EPO_ENV_NODES, getenv(EPO_ENV_NODES), (int)how->dispatcher, how->overlap, how->delay,
-            how->chunks, (int)how->saved, failures, error);
-    return false;
+    return moe_right(c, how, answer, c->type == EPO_F32 ? 1e-5 : 2.5e-2, true, result);
 }
 
 /* Rows that cross to other nodes in one direction: one a (token, node), or one a slot. */
@@ -120,13 +109,7 @@ static bool all_ways(const moe_case *c, epo_dispatcher dispatcher, int each, con
         how.saved = i % 3 < 2                                            ? EPO_SAVE_ROWS
                     : dispatcher == EPO_DISPATCH_ALLTOALL || c->seed % 2 ? EPO_SAVE_NOTHING
                                                                          : EPO_SAVE_TOKENS;
-        good = right(c, &how, &answer, &other);
-        if (good && !moe_same(c, &how, &first, &other)) {
-            moe_case_print(c);
-            fprintf(stderr, "dispatcher %d delay %d chunks %d saved %d: other bits than serial\n",
-                    (int)dispatcher, how.delay, how.chunks, (int)how.saved);
-            good = false;
-        }
+        good = right(c, &how, &answer, &other) && moe_agrees(c, &how, &first, &other);
         if (good && how.saved != EPO_SAVE_NOTHING)
             good = bytes_right(c, &how, each, &other);
         moe_result_free(&other);
@@ -177,44 +160,33 @@ static void alltoall_goes_by_slots(void) {
     moe_case_free(&c);
 }
 
-static uint64_t number(const char *name, uint64_t otherwise) {
-    const char *text = getenv(name);
-    return text != NULL && *text != '\0' ? strtoull(text, NULL, 0) : otherwise;
+static bool random_layer(uint64_t seed) {
+    uint64_t state = seed;
+    const int nodes = 2 + (int)(moe_random(&state) % 3);
+    const int each = 1 + (int)(moe_random(&state) % 2);
+    moe_case small;
+    moe_case_random(&small, seed, 1, moe_random(&state) % 4 == 0 ? EPO_BF16 : EPO_F32);
+    moe_case c = {.seed = seed, /* the same numbers on more ranks */
+                  .ranks = nodes * each,
+                  .experts = small.experts * nodes * each,
+                  .hidden = small.hidden + 16, /* wider than weights, which count apart */
+                  .ffn = small.ffn,
+                  .top_k = small.top_k,
+                  .batches = small.batches,
+                  .max_tokens = small.max_tokens,
+                  .type = small.type,
+                  .style = small.style};
+    moe_case_free(&small);
+    const int chunks = 1 + (int)(moe_random(&state) % 5);
+    play(nodes, each);
+    moe_case_fill(&c);
+    const bool good = all_ways(&c, EPO_DISPATCH_FLEX, each, &chunks, 1);
+    moe_case_free(&c);
+    return good;
 }
 
 static void random_layers_agree_with_the_reference(void) {
-    uint64_t rounds = number("EPO_ROUNDS", 120), seed = number("EPO_SEED", (uint64_t)time(NULL));
-    printf("EPO_SEED=%llu EPO_ROUNDS=%llu ", (unsigned long long)seed, (unsigned long long)rounds);
-    fflush(stdout);
-    bool good = true;
-    for (uint64_t i = 0; i < rounds && good; i++) {
-        uint64_t state = seed + i;
-        const int nodes = 2 + (int)(moe_random(&state) % 3);
-        const int each = 1 + (int)(moe_random(&state) % 2);
-        moe_case c;
-        moe_case_random(&c, seed + i, 1, moe_random(&state) % 4 == 0 ? EPO_BF16 : EPO_F32);
-        moe_case many = {.seed = seed + i, /* the same numbers on more ranks */
-                         .ranks = nodes * each,
-                         .experts = c.experts * nodes * each,
-                         .hidden = c.hidden + 16, /* wider than weights, which count apart */
-                         .ffn = c.ffn,
-                         .top_k = c.top_k,
-                         .batches = c.batches,
-                         .max_tokens = c.max_tokens,
-                         .type = c.type,
-                         .style = c.style};
-        moe_case_free(&c);
-        c = many;
-        const int chunks = 1 + (int)(moe_random(&state) % 5);
-        play(nodes, each);
-        moe_case_fill(&c);
-        good = all_ways(&c, EPO_DISPATCH_FLEX, each, &chunks, 1);
-        if (!good)
-            fprintf(stderr, "EPO_SEED=%llu EPO_ROUNDS=1 repeats it\n",
-                    (unsigned long long)(seed + i));
-        moe_case_free(&c);
-    }
-    CU_ASSERT(good);
+    CU_ASSERT(moe_rounds(120, random_layer));
 }
 
 static void e4m3_crosses_too(void) {
@@ -292,17 +264,11 @@ static void uneven_nodes_are_refused_by_name(void) {
 
 static void wrong_rank(moe_rank *c) {
     const moe_how how = {.dispatcher = EPO_DISPATCH_FLEX, .overlap = 1, .chunks = 2};
-    epo_buffer_config config = EPO_BUFFER_CONFIG_INIT;
-    epo_routing routing = EPO_ROUTING_INIT;
+    epo_buffer_config config = config_buffer(8, 4, 2, 2);
     int64_t experts[4] = {0, 3, 5, c->rank == 3 ? 8 : 7};
     epo_buffer *b = NULL;
     epo_plan *plan = NULL;
     epo_group *g = moe_rank_group(c, &how);
-    config.experts = 8;
-    config.hidden = 4;
-    config.top_k = 2;
-    config.max_tokens = 2;
-    config.type = EPO_F32;
     config.capacity = 3;
     config.pad_to_capacity = 1;
     EXPECT(c, c->engine->buffer_create(g, &config, &b) == EPO_E_UNSUPPORTED);
@@ -310,9 +276,7 @@ static void wrong_rank(moe_rank *c) {
     config.capacity = 0;
     config.pad_to_capacity = 0;
     EXPECT(c, c->engine->buffer_create(g, &config, &b) == EPO_OK);
-    routing.tokens = 2;
-    routing.top_k = 2;
-    routing.experts = experts;
+    epo_routing routing = config_routing(2, 2, experts, NULL);
     experts[3] = 7;
     EXPECT(c, c->engine->plan_create(b, &routing, NULL, &plan) == EPO_E_OVERFLOW);
     EXPECT(c,
@@ -321,9 +285,6 @@ static void wrong_rank(moe_rank *c) {
     experts[3] = c->rank == 3 ? 8 : 7;
     config.capacity = -1;
     EXPECT(c, c->engine->buffer_create(g, &config, &b) == EPO_OK);
-    routing.tokens = 2;
-    routing.top_k = 2;
-    routing.experts = experts;
     EXPECT(c, c->engine->plan_create(b, &routing, NULL, &plan) == EPO_E_INDEX);
     EXPECT(c, strstr(c->engine->error(), "rank 3: experts[1][1] = 8, allowed -1..7") != NULL);
     routing.top_k = 1 + c->rank / 2; /* the nodes differ */
@@ -345,23 +306,15 @@ static void an_error_reaches_every_node(void) {
 /* Rank 2 never makes its pass: those of the other node, too, end and name it. */
 static void late_rank(moe_rank *c) {
     const moe_how how = {.dispatcher = EPO_DISPATCH_FLEX, .overlap = 1, .chunks = 2};
-    epo_buffer_config config = EPO_BUFFER_CONFIG_INIT;
-    epo_routing routing = EPO_ROUTING_INIT;
+    epo_buffer_config config = config_buffer(8, 4, 2, 2);
     int64_t experts[4] = {0, 3, 5, 7};
     float x[2][4] = {{1, 2, 3, 4}, {5, 6, 7, 8}}, rows[64][4];
     epo_buffer *b = NULL;
     epo_plan *plan = NULL;
     epo_group *g = moe_rank_group(c, &how);
-    config.experts = 8;
-    config.hidden = 4;
-    config.top_k = 2;
-    config.max_tokens = 2;
-    config.type = EPO_F32;
     config.align_rows = 1;
     EXPECT(c, c->engine->buffer_create(g, &config, &b) == EPO_OK);
-    routing.tokens = 2;
-    routing.top_k = 2;
-    routing.experts = experts;
+    const epo_routing routing = config_routing(2, 2, experts, NULL);
     EXPECT(c, c->engine->plan_create(b, &routing, NULL, &plan) == EPO_OK);
     if (c->rank != 2) {
         EXPECT(c, c->engine->dispatch(plan, x, rows, NULL, NULL) == EPO_E_TIMEOUT);

@@ -99,15 +99,10 @@ static void issued(void *ctx, epo_node n, int layer) {
 /* ---- a rank's model ---------------------------------------------------------- */
 
 static void open_layers(model *m) {
-    epo_layer_config config = EPO_LAYER_CONFIG_INIT;
     size_t at = stack() * (size_t)m->rank->rank;
     m->w1 = moe_pack(m->s->c.w1 + 2 * at, 2 * stack(), EPO_F32);
     m->w2 = moe_pack(m->s->c.w2 + at, stack(), EPO_F32);
-    config.experts = E;
-    config.hidden = H;
-    config.ffn = F;
-    config.w1 = m->w1;
-    config.w2 = m->w2;
+    epo_layer_config config = config_layer(E, H, F, m->w1, m->w2);
     for (int l = 0; l < L; l++) {
         m->dw1[l] = moe_calloc(2 * stack(), sizeof(float));
         m->dw2[l] = moe_calloc(stack(), sizeof(float));
@@ -123,11 +118,7 @@ static model *open_model(moe_rank *rank) {
     model *m = moe_calloc(1, sizeof *m);
     *m = (model){.rank = rank, .s = s, .e = rank->engine, .f = -1, .b = -1};
     m->group = moe_rank_group(rank, &s->how);
-    epo_buffer_config config = EPO_BUFFER_CONFIG_INIT;
-    config.experts = E;
-    config.hidden = H;
-    config.top_k = K;
-    config.max_tokens = T;
+    const epo_buffer_config config = config_buffer(E, H, K, T);
     EXPECT(rank, m->e->buffer_create(m->group, &config, &m->buffer) == EPO_OK);
     open_layers(m);
     EXPECT(rank, m->e->group_barrier(m->group) == EPO_OK); /* before a node may fail */
