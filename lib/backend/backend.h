@@ -148,7 +148,8 @@ typedef enum epo_way {
 typedef struct epo_segment {
     int peer;
     const void *src;      /* local */
-    const int32_t *index; /* NULL or `rows` source rows; -1: zeros */
+    const int32_t *index; /* NULL or `rows` source rows; -1: zeros; -2, where `counter` is in
+                           * use: the row there stays as it is */
     uint64_t dst_offset;  /* bytes into the peer's window */
     uint64_t rows;
     uint32_t row_bytes;
@@ -367,6 +368,27 @@ typedef struct epo_replay_route {
     bool overflow_is_error; /* else what is beyond the capacity is dropped */
 } epo_replay_route;
 
+/* flex's maps of such a routing, behind replay_route: a rank has a row for each of its tokens
+ * at every rank, in token order, whether it is sent or not.  All in memory of ops->alloc. */
+typedef struct epo_replay_flex {
+    const int32_t *row;           /* [T][K], replay_route's */
+    const uint64_t *expert_first; /* [E], replay_route's */
+    const uint64_t *target;       /* [E]: where this rank's rows begin at the owner */
+    const int32_t *chunk;         /* [El]: of each local expert, on every rank */
+    int chunks, width;
+    int32_t *meta;        /* [R][T][2K], to send: place at that rank or -1; router weight */
+    int32_t *token;       /* [n][R][T]: t where chunk n is the first of that rank's, else -2 */
+    int32_t *sum;         /* [T][width]: what comes back, blocks of T rows in rank order */
+    int32_t *slot_weight; /* [T][K] */
+} epo_replay_flex;
+typedef struct epo_replay_arrived {
+    const int32_t *meta; /* [received][2K] */
+    uint64_t received, rows;
+    int top_k;
+    int32_t *expand, *back; /* [rows], [received][K] */
+    float *weight;          /* [rows] */
+} epo_replay_arrived;
+
 /* A collective call, as all ranks make it. */
 typedef enum epo_turn_kind {
     EPO_TURN_BUFFER,     /* buffer_create */
@@ -511,6 +533,11 @@ typedef struct epo_backend_ops {
     epo_status (*replay_route)(epo_queue *q, const epo_routes *routes, const epo_replay_route *r,
                                const epo_deps *deps);
     uint64_t (*replay_dropped)(const epo_backend *be);
+    /* flex in such calls; both or none (NULL). */
+    epo_status (*replay_flex_send)(epo_queue *q, const epo_routes *routes, const epo_replay_flex *f,
+                                   const epo_deps *deps);
+    epo_status (*replay_flex_arrived)(epo_queue *q, const epo_replay_arrived *a,
+                                      const epo_deps *deps);
 
     /* Recording: as epo_record_start and _stop. */
     epo_status (*record_start)(epo_backend *be, uint64_t capacity);

@@ -54,6 +54,8 @@ static bool lay_out(epo_buffer *b, uint64_t max_rows) {
     uint64_t in = flex ? ranks * tokens : max_rows, back = tokens * (flex ? wide : k);
     if (b->pad && !flex)
         back = (uint64_t)b->experts * full;
+    if (b->replays && flex) /* see replay_flex.c */
+        back = ranks * tokens;
     window_layout w = {0, false};
     b->counts_arrive = flags(&w, b, 1);
     b->meta_arrive = flags(&w, b, 1);
@@ -182,12 +184,11 @@ static epo_status links_set(epo_buffer *b, const epo_buffer_config *c) {
 /* What is known before a routing is, so that a graph can hold it. */
 static epo_status replays_set(epo_buffer *b) {
     const epo_group *g = b->group;
-    if (b->dispatcher != EPO_DISPATCH_ALLTOALL || !b->pad)
+    if (!b->pad)
         return epo_fail(EPO_E_UNSUPPORTED,
-                        "buffer: graphs with dispatcher %s and pad_to_capacity %d: what a CUDA "
-                        "graph holds must not depend on the routing; use alltoall, and pad to a "
-                        "capacity",
-                        b->dispatcher == EPO_DISPATCH_ALLTOALL ? "alltoall" : "flex", b->pad);
+                        "buffer: graphs with pad_to_capacity %d: what a CUDA graph holds must not "
+                        "depend on the routing; pad to a capacity",
+                        b->pad);
     if (g->delay_wgrad)
         return epo_fail(EPO_E_UNSUPPORTED, "buffer: graphs in a group that delays weight "
                                            "gradients; make the group with delay_wgrad off");
@@ -229,6 +230,11 @@ static epo_status configure(const epo_group *g, const epo_buffer_config *given, 
     if (status != EPO_OK)
         return status;
     b->chunks = choose_chunks(g, c.chunks, b);
+    if (b->replays && !moe_plan_on_device(b))
+        return epo_fail(EPO_E_UNSUPPORTED,
+                        "buffer: graphs with %d ranks, %d experts and %d chunks: the device does "
+                        "not make the maps of so many; use fewer chunks",
+                        g->ranks, b->experts, b->chunks);
     moe_tune_open(b, c.chunks == 0 && g->chunks == 0);
     b->counts_bytes = moe_plan_record_bytes(
         b->experts, b->peers.count,

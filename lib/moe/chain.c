@@ -15,9 +15,8 @@ static bool spreads(const moe_pass *p) {
  * idle, and serial passes keep to the plain products. */
 static bool chain_fits(const moe_pass *p, const epo_chain *c) {
     epo_group *g = p->group;
-    return g->ops->chain != NULL && g->overlap && !p->buffer->replays && p->chunks > 1 &&
-           p->chunks <= EPO_CHAIN_PARTS && (moe_pass_in_place(p) || spreads(p)) &&
-           g->ops->chain_covers(g->be, c);
+    return g->ops->chain != NULL && g->overlap && p->chunks > 1 && p->chunks <= EPO_CHAIN_PARTS &&
+           (moe_pass_in_place(p) || spreads(p)) && g->ops->chain_covers(g->be, c);
 }
 
 typedef struct chain_parts {

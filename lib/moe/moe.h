@@ -366,12 +366,10 @@ typedef struct moe_making {
 /* Counted and mapped by the backend: `experts` is not there for the CPU, and the CPU
  * waits for the count alone. */
 bool moe_plan_on_device(const epo_buffer *b);
-/* The routing as operations read it. */
 epo_routes moe_plan_routes(const epo_buffer *b, const epo_routing *r);
-/* EPO_E_* of this rank, its number in front. */
+/* EPO_E_* of this rank, its number in front; again: of the line that is there. */
 epo_status moe_plan_say(const epo_buffer *b, epo_status status, const char *format, ...)
     EPO_PRINTF(3, 4);
-/* The line that is there, with the rank's number in front. */
 epo_status moe_plan_say_again(const epo_buffer *b, epo_status status);
 /* Copies the caller's indices, checked against s->experts. */
 epo_status moe_plan_copy_experts(const epo_buffer *b, const epo_route_shape *s,
@@ -380,6 +378,7 @@ epo_status moe_plan_copy_experts(const epo_buffer *b, const epo_route_shape *s,
 void moe_plan_drop_others(const epo_group *g, const epo_routing *r, int32_t *experts);
 epo_status moe_alltoall_make(moe_making *m);
 epo_status moe_flex_make(moe_making *m);
+epo_status moe_flex_make_replay(moe_making *m);
 
 /* CPU arrays: one calloc, carved.  Every carve is repeated by `count` first. */
 typedef struct moe_carver {
@@ -388,7 +387,6 @@ typedef struct moe_carver {
     bool failed;
 } moe_carver;
 void *moe_carve(moe_carver *c, uint64_t count, uint64_t size);
-/* A lane of at most `pieces` out and in. */
 void moe_lane_carve(moe_carver *c, moe_lane *lane, uint64_t pieces, int chunks);
 /* Sends meta segments to their place, and waits for the others'.  With `after` it is
  * sent after that event and waits for nobody: moe_plan_gather_weights does. */
@@ -397,6 +395,8 @@ epo_status moe_plan_exchange_meta(epo_plan *plan, const epo_segment *send, int n
 /* weight[row] = src[index[row]], 0 for -1; complete on return, or, with the plan on
  * the device, when `done` is. */
 epo_status moe_plan_gather_weights(epo_plan *plan, const float *src, const int32_t *index);
+/* In a buffer for graphs, behind what read the meta: peers may send the next plan's. */
+epo_status moe_plan_meta_credit(epo_buffer *b);
 
 /* ---- pipeline.c ------------------------------------------------------- */
 

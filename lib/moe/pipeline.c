@@ -360,8 +360,11 @@ static void spread_beside(moe_pass *p, int chunk, void *dst, epo_ready *arrival)
     const uint64_t word = sizeof(uint64_t), ranks = (uint64_t)g->ranks;
     const uint64_t flag = slot->expanded + (uint64_t)chunk * ranks * word;
     epo_rows_gather gather = expand_rows(p, chunk, dst);
-    epo_exchange tell = {
-        .window = b->window, .scope = b->scope, .flag_offset = flag, .epoch = slot->use};
+    epo_exchange tell = {.window = b->window,
+                         .scope = b->scope,
+                         .flag_offset = flag,
+                         .epoch = slot->use,
+                         .counter = moe_buffer_counter(b, flag)};
     epo_deps deps = moe_deps("expand", EPO_INTERVAL_LOCAL, chunk);
     epo_deps then = moe_deps("expanded", EPO_INTERVAL_COMM, chunk);
     moe_deps_wait(&deps, moe_buffer_flag(b, moe_pass_arrive(p, slot, chunk), slot->use,
@@ -373,7 +376,8 @@ static void spread_beside(moe_pass *p, int chunk, void *dst, epo_ready *arrival)
                            .count = 1,
                            .peer = g->rank,
                            .what = "expanded chunk",
-                           .chunk = chunk};
+                           .chunk = chunk,
+                           .counter = tell.counter};
     p->status = g->ops->gather(g->comm, &gather, &deps);
     if (p->status == EPO_OK)
         p->status = g->ops->exchange(g->comm, &tell, &then);
@@ -465,7 +469,8 @@ epo_queue *moe_pass_lane(const moe_pass *p, int chunk) {
     epo_group *g = p->group;
     /* Sums in memory read rows of all chunks before: one lane orders them. */
     const bool one =
-        p->plan->back != NULL && (!moe_plan_sums(p->plan) || p->plan->way == EPO_WAY_ENGINES);
+        p->plan->back != NULL &&
+        (!moe_plan_sums(p->plan) || p->plan->way == EPO_WAY_ENGINES || p->buffer->replays);
     return g->odd != NULL && chunk % 2 == 1 && !one ? g->odd : g->compute;
 }
 
@@ -485,13 +490,18 @@ static epo_queue *sums_lane(const moe_pass *p, int chunk) {
                                    : moe_pass_lane(p, chunk);
 }
 
-/* flex: finished rows of the chunk (p->spread: of all up to it), summed over a token's
+/* flex: all rows go back with the last chunk's. */
+static bool returns_whole(const moe_pass *p) {
+    return p->spread || (p->plan->back != NULL && p->buffer->replays);
+}
+
+/* flex: finished rows of the chunk (returns_whole: of all up to it), summed over a token's
  * slots. */
 static void sum_back(moe_pass *p, int chunk, const void *rows, const float *row_weight) {
     epo_group *g = p->group;
     const epo_plan *plan = p->plan;
     const epo_buffer *b = p->buffer;
-    const int from = moe_pass_plan_chunk(p, p->spread ? 0 : chunk);
+    const int from = moe_pass_plan_chunk(p, returns_whole(p) ? 0 : chunk);
     uint64_t k = (uint64_t)plan->top_k, first = plan->back_first[from];
     uint64_t n = plan->back_first[moe_pass_plan_chunk(p, chunk + 1)] - first;
     epo_rows_reduce reduce = {.dst = (char *)p->back.ptr + first * b->row_bytes,
@@ -513,7 +523,8 @@ static void sum_back(moe_pass *p, int chunk, const void *rows, const float *row_
         epo_deps gather_deps = moe_deps("dweights", EPO_INTERVAL_LOCAL, chunk);
         if (plan->way == EPO_WAY_ENGINES) /* what goes back is complete */
             gather_deps.signal = g->rows;
-        else if (chunk > 0 && moe_plan_sums(p->plan) && !p->spread) /* of the other lane's chunks */
+        else if (chunk > 0 && moe_plan_sums(p->plan) &&
+                 !returns_whole(p)) /* of the other lane's chunks */
             moe_deps_wait(&gather_deps, epo_ready_event(g->returned));
         if (returns_apart(p, chunk))
             moe_deps_wait(&gather_deps, epo_ready_event(p->spread ? g->grad : g->rows));
@@ -529,7 +540,8 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
     moe_slot *slot = &b->combine;
     uint64_t k = (uint64_t)p->plan->top_k;
     bool flex = p->plan->back != NULL, sums = moe_plan_sums(p->plan), last = chunk == p->chunks - 1;
-    if (p->spread && !last) /* all in one piece: nothing is left to hide it */
+    const bool whole = returns_whole(p);
+    if (whole && !last) /* all in one piece: nothing is left to hide it */
         return;
     if (flex && p->status == EPO_OK)
         sum_back(p, chunk, rows, row_weight);
@@ -546,7 +558,7 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
                                                : (const void *)row_weight,
                    .extra_bytes = (flex ? k : 1) * sizeof(float),
                    .extra_to = slot->extra};
-    epo_exchange x = moe_pass_load(p, &p->combine, p->spread ? 0 : chunk, chunk + 1, &c);
+    epo_exchange x = moe_pass_load(p, &p->combine, whole ? 0 : chunk, chunk + 1, &c);
     epo_deps deps = moe_deps("combine", EPO_INTERVAL_COMM, chunk);
     x.alone = last && ((p->tail && !p->beside) || (p->spread && !p->lends));
     x.few = returns_apart(p, chunk);
@@ -558,13 +570,13 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
         moe_deps_wait(&deps, epo_ready_event(p->spread    ? g->grad
                                              : p->chained ? g->part[chunk]
                                                           : g->rows));
-    if (sums && chunk > 0 && !p->spread)
+    if (sums && chunk > 0 && !whole)
         moe_deps_wait(&deps, epo_ready_event(g->returned));
     if (sums && last)
         moe_deps_wait(&deps, epo_ready_event(g->sent));
     if (!g->overlap)
         moe_deps_wait(&deps, epo_ready_event(g->fill_done));
-    if (chunk == 0 || p->spread) {
+    if (chunk == 0 || whole) {
         g->stats.padding_bytes += flex ? 0 : p->plan->padding.back * b->row_bytes;
         moe_slot_next(b, slot);
         moe_deps_wait(&deps, moe_buffer_flag(b, slot->credit, slot->use - 1, "combine slot", -1));

@@ -324,8 +324,11 @@ static void take_records(const epo_buffer *b, const epo_route_shape *s, making_a
     }
     if (b->pad)
         a->padding = moe_capacity_pad(b, a->capacity, a->counts);
-    if (b->replays) /* nobody knows how many of the rows are */
-        a->padding = (moe_padding){0, 0, 0};
+    if (!b->replays)
+        return;
+    a->padding = (moe_padding){0, 0, 0};          /* nobody knows how many of the rows are */
+    for (int i = 0; i < s->ranks * s->ranks; i++) /* flex: room for every token */
+        a->rank_rows[i] = (uint32_t)head_of(b, a, first + i / s->ranks).tokens;
 }
 
 /* The same verdict on every rank: the lowest rank's error, then K, then rows. */
@@ -386,8 +389,7 @@ epo_status moe_plan_exchange_meta(epo_plan *plan, const epo_segment *send, int n
     return g->ops->exchange(g->comm, &x, &deps);
 }
 
-/* Behind the gather: peers may send the next plan's. */
-static epo_status give_meta_credit(epo_buffer *b) {
+epo_status moe_plan_meta_credit(epo_buffer *b) {
     epo_exchange x = {.window = b->window,
                       .flag_offset = b->meta_credit,
                       .counter = moe_buffer_counter(b, b->meta_credit)};
@@ -412,7 +414,7 @@ epo_status moe_plan_gather_weights(epo_plan *plan, const float *src, const int32
     }
     epo_status status = g->ops->gather(g->compute, &gather, &deps);
     if (status == EPO_OK && b->replays)
-        status = give_meta_credit(b);
+        status = moe_plan_meta_credit(b);
     return status == EPO_OK && !moe_plan_on_device(b) ? g->ops->sync(g->be, g->done) : status;
 }
 
@@ -502,7 +504,9 @@ static epo_status make_maps(epo_plan *p, const epo_routing *r, const epo_route_s
         p->padding = a->padding;
         g->stats.dropped_slots += p->dropped;
         p->rows = epo_route_layout(s, a->counts, p->buffer->peers.me, p->first, p->count);
-        status = flex ? moe_flex_make(&m) : moe_alltoall_make(&m);
+        status = !flex                ? moe_alltoall_make(&m)
+                 : p->buffer->replays ? moe_flex_make_replay(&m)
+                                      : moe_flex_make(&m);
     }
     moe_arena_close(g, &weights);
     return status;

@@ -188,7 +188,7 @@ class Buffer:
     experts: E of the whole group. top_k: K at most. max_tokens: T of any rank at most.
     capacity_factor, overflow ("error", "drop_by_weight", "drop_by_position"), pad_to_capacity: as
     ep_overlap.h has them; without them every plan has its exact size. graphs: calls may be captured in
-    a CUDA graph (torch.cuda.graph); needs alltoall and pad_to_capacity.
+    a CUDA graph (torch.cuda.graph); needs pad_to_capacity.
     """
 
     def __init__(self, group: Group, *, hidden: int, experts: int, top_k: int, max_tokens: int,

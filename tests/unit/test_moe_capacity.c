@@ -312,9 +312,9 @@ static void refused_rank(moe_rank *c) {
     EXPECT(c, c->engine->group_destroy(g) == EPO_OK);
 }
 
-/* What a graph could not hold, by name; padded alltoall is the engine's affair. */
+/* What a graph could not hold, by name; what is padded is the engine's affair. */
 static void graphs_rank(moe_rank *c) {
-    static const char *const words[] = {"pad_to_capacity 0", "dispatcher flex", "host engine"};
+    static const char *const words[] = {"pad_to_capacity 0", "host engine", "host engine"};
     epo_group *g = moe_rank_group(c, c->arg);
     for (int i = 0; i < 3; i++) {
         epo_buffer_config l = EPO_BUFFER_CONFIG_INIT;

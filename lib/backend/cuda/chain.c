@@ -25,7 +25,6 @@
 #include <string.h>
 
 #define LENT_BLOCKS 16 /* what the kernel that stores rows to peers takes */
-#define WORDS 64       /* of parts, per backend */
 #define PATIENCE_NS UINT64_C(5000000)
 /* So many passes of so many that gave their SMs back are more than a late peer now and
  * then: launches for each chunk serve better. */
@@ -33,10 +32,10 @@
 #define TOO_MANY 8
 
 struct gpu_words {
-    uint64_t *host; /* mapped, [WORDS + 1] */
+    uint64_t *host; /* mapped, [GPU_CHAIN_WORDS + 1] */
     char *dev;
     char *left_dev; /* the last word: the last chain that gave its SMs back */
-    bool used[WORDS];
+    bool used[GPU_CHAIN_WORDS];
     uint64_t last;    /* the value written last, of all words: chains count them */
     uint64_t left;    /* that word, as seen last */
     int chains, gave; /* of those judged together */
@@ -55,8 +54,8 @@ static epo_status words_open(epo_backend *be) {
     gpu_words *w = calloc(1, sizeof *w);
     void *dev = NULL;
     if (w == NULL)
-        return epo_fail(EPO_E_NOMEM, "rank %d: no memory for %d words", be->rank, WORDS);
-    cudaError_t e = cudaHostAlloc((void **)&w->host, (WORDS + 1) * sizeof *w->host,
+        return epo_fail(EPO_E_NOMEM, "rank %d: no memory for %d words", be->rank, GPU_CHAIN_WORDS);
+    cudaError_t e = cudaHostAlloc((void **)&w->host, (GPU_CHAIN_WORDS + 1) * sizeof *w->host,
                                   cudaHostAllocMapped | cudaHostAllocPortable);
     if (e == cudaSuccess)
         e = cudaHostGetDevicePointer(&dev, w->host, 0);
@@ -66,9 +65,9 @@ static epo_status words_open(epo_backend *be) {
         free(w);
         return gpu_fail(be, "cudaHostAlloc", "chain", e);
     }
-    memset(w->host, 0, (WORDS + 1) * sizeof *w->host);
+    memset(w->host, 0, (GPU_CHAIN_WORDS + 1) * sizeof *w->host);
     w->dev = dev;
-    w->left_dev = w->dev + WORDS * sizeof *w->host;
+    w->left_dev = w->dev + GPU_CHAIN_WORDS * sizeof *w->host;
     be->words = w;
     return EPO_OK;
 }
@@ -85,7 +84,7 @@ void gpu_words_close(epo_backend *be) {
 static epo_status word_take(epo_backend *be, epo_event *event) {
     if (event->word != NULL)
         return EPO_OK;
-    for (int i = 0; i < WORDS; i++)
+    for (int i = 0; i < GPU_CHAIN_WORDS; i++)
         if (!be->words->used[i]) {
             be->words->used[i] = true;
             event->word = &be->words->host[i];
@@ -93,7 +92,7 @@ static epo_status word_take(epo_backend *be, epo_event *event) {
             return EPO_OK;
         }
     return epo_fail(EPO_E_STATE, "rank %d: more than %d events for parts of a chain", be->rank,
-                    WORDS);
+                    GPU_CHAIN_WORDS);
 }
 
 void gpu_word_give(epo_backend *be, epo_event *event) {
@@ -115,7 +114,10 @@ epo_status gpu_event_wait(epo_queue *q, epo_event *event, const char *phase) {
                              .count = 1,
                              .peer = be->rank,
                              .what = "a part of the experts",
-                             .chunk = -1};
+                             .chunk = -1,
+                             .counter = event->counter};
+    if (event->counter != NULL)
+        return gpu_replay_wait(q, q->stream, event->replay_word, &ready);
     if (be->wait_mode == GPU_WAIT_HOST)
         return gpu_watch_poll(be, event->word, &ready);
     epo_status status = gpu_watch_add(be, event->word, &ready);
@@ -158,7 +160,7 @@ static epo_gg_chain chain_shape(const epo_chain *c) {
 /* Each rank judges for itself: what peers see of a pass is the same either way. */
 static void chains_judge(epo_backend *be) {
     gpu_words *w = be->words;
-    const uint64_t left = __atomic_load_n(&w->host[WORDS], __ATOMIC_ACQUIRE);
+    const uint64_t left = __atomic_load_n(&w->host[GPU_CHAIN_WORDS], __ATOMIC_ACQUIRE);
     w->gave += left != w->left;
     w->left = left;
     if (++w->chains < JUDGED)
@@ -246,6 +248,14 @@ static epo_status parts_wait(epo_queue *q, const epo_chain *c, epo_gg_chain *gg)
     return status;
 }
 
+/* Not NULL: a graph may capture it, and words count on the device. */
+static const uint64_t *counter_of(const epo_chain *c) {
+    for (int i = 0; i < c->parts; i++)
+        if (c->part[i].ready != NULL && c->part[i].ready->counter != NULL)
+            return c->part[i].ready->counter;
+    return NULL;
+}
+
 static epo_status parts_done(epo_queue *q, const epo_chain *c, epo_gg_chain *gg) {
     epo_backend *be = q->be;
     epo_status status = EPO_OK;
@@ -253,8 +263,12 @@ static epo_status parts_done(epo_queue *q, const epo_chain *c, epo_gg_chain *gg)
         epo_event *done = c->part[i].done;
         if (done == NULL || (status = word_take(be, done)) != EPO_OK)
             continue;
-        gg->part[i].done = (uint64_t *)done->word_dev;
-        gg->part[i].done_value = be->words->last + 1;
+        if (counter_of(c) != NULL) {
+            gg->part[i].done = be->chain_words + (done->word - be->words->host);
+        } else {
+            gg->part[i].done = (uint64_t *)done->word_dev;
+            gg->part[i].done_value = be->words->last + 1;
+        }
     }
     be->words->last++;
     return status;
@@ -269,7 +283,10 @@ static epo_status parts_signal(epo_queue *q, const epo_chain *c, const epo_gg_ch
         if (done == NULL)
             continue;
         done->early = early;
+        done->capture = q->capture;
         done->value = gg->part[i].done_value;
+        done->counter = gg->done_counter;
+        done->replay_word = gg->part[i].done;
         GPU_TRY(q->be, phase, cudaEventRecord(done->cuda, q->stream));
     }
     return EPO_OK;
@@ -282,6 +299,8 @@ static epo_status chain_begin(epo_queue *q, const epo_chain *c, epo_gg_chain *gg
         status = gpu_workspace_hold(q, epo_gg_chain_workspace(gg));
     gg->workspace = q->workspace;
     gg->workspace_bytes = q->workspace_bytes;
+    gg->counter = counter_of(c);
+    gg->done_counter = gg->counter != NULL ? q->be->chain_uses : NULL;
     if (status == EPO_OK)
         status = epo_gg_chain_prepare(gg, q->stream);
     if (status != EPO_OK)
@@ -353,10 +372,12 @@ static epo_status chain_run(epo_queue *q, const epo_chain *c, epo_gg_chain *gg, 
     const bool lends = waits && (c->lent != NULL || !no_pairs(be));
     gg->first.sms = !lends ? sms : sms > 2 * lent ? sms - lent : sms / 2;
     gg->patience_ns = PATIENCE_NS;
-    gg->left = (uint64_t *)(void *)be->words->left_dev;
-    gg->left_value = be->words->last;
     gg->arrived = !waits;
-    chains_judge(be);
+    if (gg->counter == NULL) { /* whose launches stay what they are */
+        gg->left = (uint64_t *)(void *)be->words->left_dev;
+        gg->left_value = be->words->last;
+        chains_judge(be);
+    }
     epo_status status = epo_gg_chain_run(gg, q->stream);
     return status == EPO_OK && waits ? chain_end(q, c, gg, phase) : status;
 }

@@ -117,7 +117,9 @@ epo_status gpu_flag_watch(epo_queue *q, const epo_ready *ready, const uint64_t *
     if (status != EPO_OK)
         return status;
     *words = (const uint64_t *)(uintptr_t)flag_device(w, flag, q->be->rank, first);
-    return gpu_watch_add(q->be, w->words + flag_word(w, flag, q->be->rank, first), ready);
+    return ready->counter != NULL
+               ? EPO_OK
+               : gpu_watch_add(q->be, w->words + flag_word(w, flag, q->be->rank, first), ready);
 }
 
 /* The stream waits. */
@@ -125,6 +127,10 @@ static epo_status hold(epo_queue *q, cudaStream_t stream, const epo_window *w, u
                        int first, const epo_ready *ready) {
     CUstreamBatchMemOpParams ops[FLAG_BATCH];
     epo_status status = EPO_OK;
+    if (ready->counter != NULL) { /* its epoch is known when the device gets there */
+        const CUdeviceptr words = flag_device(w, flag, q->be->rank, first);
+        return gpu_replay_wait(q, stream, (const uint64_t *)(uintptr_t)words, ready);
+    }
     for (int i = 0; i < ready->count && status == EPO_OK;) {
         unsigned n = 0;
         for (; i < ready->count && n < FLAG_BATCH; i++, n++) {
@@ -149,8 +155,7 @@ epo_status gpu_flag_wait(epo_queue *q, const epo_ready *ready) {
         return status;
     volatile uint64_t *words = w->words + flag_word(w, flag, be->rank, first);
     if (ready->counter != NULL)
-        return gpu_replay_wait(
-            q, (const uint64_t *)(uintptr_t)flag_device(w, flag, be->rank, first), ready);
+        return hold(q, q->stream, w, flag, first, ready);
     if (be->wait_mode == GPU_WAIT_HOST) {
         /* What is queued so far must be under way before this thread waits: a launch
          * may sit in a command buffer, and a peer may wait for it. */
@@ -178,7 +183,7 @@ epo_status gpu_flag_write(epo_queue *q, cudaStream_t stream, const epo_exchange 
     const host_write write = {w, flag, to, peers, x->epoch};
     if (flag == GPU_FLAGS)
         return flag_full(be, phase);
-    if (x->counter != NULL) { /* its epoch is known when the device gets there */
+    if (x->counter != NULL) {
         GPU_TRY(be, phase,
                 gpu_kernel_tell(stream,
                                 (uint64_t *)(uintptr_t)flag_device(w, flag, peers.first, peers.me),

@@ -83,6 +83,9 @@ struct epo_event {
     uint64_t *word; /* NULL: it never was */
     char *word_dev;
     uint64_t value;
+    /* Not NULL, in calls that graphs may capture: when *replay_word reaches this. */
+    const uint64_t *counter;
+    const uint64_t *replay_word;
 };
 
 struct epo_queue {
@@ -121,7 +124,8 @@ struct epo_window {
     struct epo_window *next;
 };
 
-#define GPU_BESIDE_SMS 16 /* for what moves rows beside GEMMs */
+#define GPU_CHAIN_WORDS 64 /* of parts of chains, per backend */
+#define GPU_BESIDE_SMS 16  /* for what moves rows beside GEMMs */
 
 /* How ranks wait for flags. */
 typedef enum gpu_wait_mode {
@@ -156,6 +160,8 @@ struct epo_backend {
     gpu_board *board;     /* by the first buffer for graphs: what its kernels tell */
     gpu_board *board_dev;
     uint32_t *claim;                  /* device: an error is on it */
+    uint64_t *chain_uses;             /* device, behind the claim: calls that graphs may capture */
+    uint64_t *chain_words;            /* device, [GPU_CHAIN_WORDS]: gpu_words' of those calls */
     enum cudaStreamCaptureMode outer; /* the thread's, between enter and leave */
     gpu_meet *meet;
     gpu_memory_state *memory;
@@ -287,9 +293,10 @@ epo_status gpu_op_end(epo_queue *q, const epo_deps *deps);
 
 /* ---- flags.c ---- */
 epo_status gpu_flag_wait(epo_queue *q, const epo_ready *ready);
-/* For a kernel that waits itself: the words as the device sees them, watched as above. */
+/* For a kernel that waits itself: the words as the device sees them, watched as above, unless
+ * a counter is added to their epoch. */
 epo_status gpu_flag_watch(epo_queue *q, const epo_ready *ready, const uint64_t **words);
-/* `stream` waits for flags that are watched already. */
+/* `stream` waits for flags that are watched already, or need not be. */
 epo_status gpu_flag_hold(epo_queue *q, cudaStream_t stream, const epo_ready *ready);
 /* Whose words become the exchange's epoch, in the order of `stream`; of its scope. */
 typedef enum gpu_flag_to {
@@ -445,8 +452,12 @@ uint64_t gpu_replay_scratch(const epo_routes *routes);
 epo_status gpu_replay_route(epo_queue *q, const epo_routes *routes, const epo_replay_route *r,
                             const epo_deps *deps);
 uint64_t gpu_replay_dropped(const epo_backend *be);
-/* The queue waits by a kernel for `count` words. */
-epo_status gpu_replay_wait(epo_queue *q, const uint64_t *words, const epo_ready *ready);
+epo_status gpu_replay_flex_send(epo_queue *q, const epo_routes *routes, const epo_replay_flex *f,
+                                const epo_deps *deps);
+epo_status gpu_replay_flex_arrived(epo_queue *q, const epo_replay_arrived *a, const epo_deps *deps);
+/* The stream waits by a kernel for `count` words. */
+epo_status gpu_replay_wait(epo_queue *q, cudaStream_t stream, const uint64_t *words,
+                           const epo_ready *ready);
 /* What kernels told since: the error that breaks the backend, or EPO_OK. */
 epo_status gpu_replay_scan(epo_backend *be, char *text, size_t size);
 

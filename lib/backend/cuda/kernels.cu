@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(kPushThreads, 1)
         if (from >= 0)
             row_copy<V, 8>(seg.dst + at * row_bytes, seg.src + (uint64_t)from * row_bytes, units,
                            lane);
-        else
+        else if (from == -1)
             row_zero<V>(seg.dst + at * row_bytes, units, lane);
     }
     for (; part < table.raise.parts; part++)

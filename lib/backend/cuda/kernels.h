@@ -20,7 +20,7 @@ extern "C" {
 #define GPU_SEGMENTS_SOME 192
 #define GPU_SEGMENTS 640
 
-/* Rows of one piece: dst[i] = src[index ? index[i] : i]. */
+/* Rows of one piece: dst[i] = src[index ? index[i] : i]; index -1: zeros, -2: nothing. */
 typedef struct gpu_segment {
     char *dst;
     const char *src;

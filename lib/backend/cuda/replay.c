@@ -20,7 +20,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#define CLAIM_BYTES 64
+/* In one piece: the claim, and in lines of their own what chains count and tell. */
+#define LINE 64
+#define CLAIM_BYTES (2 * LINE + GPU_CHAIN_WORDS * sizeof(uint64_t))
 
 epo_status gpu_replay_open(epo_backend *be) {
     void *host = NULL, *device = NULL, *claim = NULL;
@@ -55,6 +57,8 @@ epo_status gpu_replay_open(epo_backend *be) {
         return status;
     }
     be->claim = claim;
+    be->chain_uses = (uint64_t *)(void *)((char *)claim + LINE);
+    be->chain_words = (uint64_t *)(void *)((char *)claim + 2 * LINE);
     be->board_dev = device;
     __atomic_store_n(&be->board, host, __ATOMIC_RELEASE);
     return EPO_OK;
@@ -85,15 +89,21 @@ epo_status gpu_replay_enter(epo_backend *be, epo_queue *const *queues, int count
                             uint64_t *capture) {
     cudaStream_t caller = (cudaStream_t)stream;
     cudaEvent_t enter = queues[0]->enter;
+    uint64_t *uses[GPU_COUNTERS] = {be->chain_uses};
     uint64_t id = 0;
     *capture = 0;
+    if (ncounters > GPU_COUNTERS - 1)
+        return epo_fail(EPO_E_STATE, "rank %d: graphs: %d counters, room for %d", be->rank,
+                        ncounters, GPU_COUNTERS - 1);
+    for (int i = 0; i < ncounters; i++)
+        uses[1 + i] = counters[i];
     /* What is allocated meanwhile touches no captured stream. */
     be->outer = cudaStreamCaptureModeRelaxed;
     GPU_TRY(be, "graphs", cudaThreadExchangeStreamCaptureMode(&be->outer));
     GPU_TRY(be, "graphs", cudaSetDevice(be->device));
     if (caller != NULL)
         GPU_TRY(be, "graphs", capture_of(caller, &id));
-    GPU_TRY(be, "graphs", gpu_kernel_count(caller, counters, ncounters));
+    GPU_TRY(be, "graphs", gpu_kernel_count(caller, uses, 1 + ncounters));
     GPU_TRY(be, "graphs", cudaEventRecord(enter, caller));
     for (int i = 0; i < GPU_QUEUES; i++)
         if (be->queues[i] != NULL)
@@ -133,19 +143,22 @@ static gpu_told told_to(const epo_backend *be) {
     return (gpu_told){be->late_word, be->claim, be->board_dev};
 }
 
-epo_status gpu_replay_wait(epo_queue *q, const uint64_t *words, const epo_ready *r) {
+epo_status gpu_replay_wait(epo_queue *q, cudaStream_t stream, const uint64_t *words,
+                           const epo_ready *r) {
     epo_backend *be = q->be;
+    /* What this rank tells itself waits for the others', who are named first. */
+    const double patience = r->count == 1 && epo_ready_writer(r, 0) == be->rank ? 2 : 1;
     const gpu_wait w = {.words = words,
                         .count = r->count,
                         .rank = epo_ready_writer(r, 0),
                         .counter = r->counter,
                         .epoch = r->epoch,
-                        .limit_ns = (uint64_t)(1e9 * be->timeout_s),
-                        .warn_ns = (uint64_t)(1e9 * be->warn_s),
+                        .limit_ns = (uint64_t)(1e9 * patience * be->timeout_s),
+                        .warn_ns = (uint64_t)(1e9 * patience * be->warn_s),
                         .told = told_to(be),
                         .what = r->what,
                         .chunk = r->chunk};
-    GPU_TRY(be, r->what, gpu_kernel_wait(q->stream, &w));
+    GPU_TRY(be, r->what, gpu_kernel_wait(stream, &w));
     return EPO_OK;
 }
 
@@ -197,6 +210,24 @@ epo_status gpu_replay_route(epo_queue *q, const epo_routes *routes, const epo_re
     GPU_TRY(be, deps->name,
             gpu_kernel_route_send(q->stream, routes, &s, r->expert_first, r->own_row, r->token,
                                   r->slot, r->row));
+    return gpu_op_end(q, deps);
+}
+
+epo_status gpu_replay_flex_send(epo_queue *q, const epo_routes *routes, const epo_replay_flex *f,
+                                const epo_deps *deps) {
+    epo_status status;
+    if (!gpu_op_begin(q, deps, &status))
+        return status;
+    GPU_TRY(q->be, deps->name, gpu_kernel_replay_flex(q->stream, routes, f));
+    return gpu_op_end(q, deps);
+}
+
+epo_status gpu_replay_flex_arrived(epo_queue *q, const epo_replay_arrived *a,
+                                   const epo_deps *deps) {
+    epo_status status;
+    if (!gpu_op_begin(q, deps, &status))
+        return status;
+    GPU_TRY(q->be, deps->name, gpu_kernel_replay_arrived(q->stream, a));
     return gpu_op_end(q, deps);
 }
 

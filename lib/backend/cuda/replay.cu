@@ -86,11 +86,12 @@ __global__ void __launch_bounds__(32) tell_words(uint64_t *words, uint64_t rank_
         store_word(words + d * rank_step, value);
 }
 
-__global__ void count_uses(uint64_t *a, uint64_t *b) {
-    if (a != nullptr)
-        ++*a;
-    if (b != nullptr)
-        ++*b;
+struct counters {
+    uint64_t *of[GPU_COUNTERS];
+};
+__global__ void count_uses(counters c) {
+    if (c.of[threadIdx.x] != nullptr)
+        ++*c.of[threadIdx.x];
 }
 
 constexpr int kJudgeThreads = 256;
@@ -129,7 +130,96 @@ __global__ void __launch_bounds__(kJudgeThreads)
         tell(told, note);
 }
 
+/* ---- flex ---- */
+
+constexpr int kMapThreads = 256;
+
+/* What rank d gets of token t: its places there, and in which chunk it goes. */
+__device__ void map_token(const epo_routes &r, const epo_replay_flex &f, int64_t t, int d) {
+    const int k = r.top_k, local = r.experts_all / r.ranks;
+    const int64_t row = static_cast<int64_t>(d) * r.tokens + t;
+    int32_t *meta = f.meta + row * 2 * k;
+    int first = f.chunks;
+    for (int i = 0; i < k; i++) {
+        const int32_t place = f.row[t * k + i];
+        const int64_t e = place >= 0 ? r.experts[t * k + i] : -1;
+        const bool there = e >= 0 && e / local == d;
+        const float w = there && r.weights != nullptr ? r.weights[t * k + i] : 1.0f;
+        meta[i] = there ? static_cast<int32_t>(f.target[e] + (place - f.expert_first[e])) : -1;
+        meta[k + i] = __float_as_int(w);
+        if (there)
+            first = min(first, f.chunk[e % local]);
+    }
+    for (int c = 0; c < f.chunks; c++)
+        f.token[static_cast<int64_t>(c) * r.ranks * r.tokens + row] =
+            c == first ? static_cast<int32_t>(t) : -2;
+}
+
+/* Which rows of what comes back are summed, and where each slot's gradient is. */
+__device__ void map_return(const epo_routes &r, const epo_replay_flex &f, int64_t t) {
+    const int k = r.top_k, local = r.experts_all / r.ranks;
+    uint64_t ranks = 0;
+    for (int i = 0; i < k; i++) {
+        const bool kept = f.row[t * k + i] >= 0;
+        const int d = kept ? static_cast<int>(r.experts[t * k + i] / local) : 0;
+        const int64_t row = static_cast<int64_t>(d) * r.tokens + t;
+        f.slot_weight[t * k + i] = kept ? static_cast<int32_t>(row * k + i) : -1;
+        if (kept)
+            ranks |= 1ull << d;
+    }
+    for (int i = 0; i < f.width; i++, ranks &= ranks - 1)
+        f.sum[t * f.width + i] =
+            ranks != 0 ? static_cast<int32_t>((__ffsll(ranks) - 1) * r.tokens + t) : -1;
+}
+
+__global__ void __launch_bounds__(kMapThreads) map_flex(epo_routes r, epo_replay_flex f) {
+    const int64_t i = static_cast<int64_t>(blockIdx.x) * kMapThreads + threadIdx.x;
+    const int64_t t = i / r.ranks;
+    if (t >= r.tokens)
+        return;
+    map_token(r, f, t, static_cast<int>(i % r.ranks));
+    if (i % r.ranks == 0)
+        map_return(r, f, t);
+}
+
+__global__ void __launch_bounds__(kMapThreads) map_arrived(epo_replay_arrived a) {
+    const uint64_t i = static_cast<uint64_t>(blockIdx.x) * kMapThreads + threadIdx.x;
+    const uint64_t row = i / a.top_k, k = i % a.top_k;
+    if (row >= a.received)
+        return;
+    const int32_t *meta = a.meta + row * 2 * a.top_k;
+    const int32_t place = meta[k];
+    const bool good = static_cast<uint32_t>(place) < a.rows;
+    a.back[i] = good ? place : -1;
+    if (!good)
+        return;
+    a.expand[place] = static_cast<int32_t>(row);
+    a.weight[place] = __int_as_float(meta[a.top_k + k]);
+}
+
 } // namespace
+
+extern "C" cudaError_t gpu_kernel_replay_flex(cudaStream_t stream, const epo_routes *r,
+                                              const epo_replay_flex *f) {
+    const uint64_t all = static_cast<uint64_t>(r->tokens) * r->ranks;
+    if (all > 0)
+        map_flex<<<(unsigned)((all + kMapThreads - 1) / kMapThreads), kMapThreads, 0, stream>>>(*r,
+                                                                                                *f);
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t gpu_kernel_replay_arrived(cudaStream_t stream, const epo_replay_arrived *a) {
+    const uint64_t all = a->received * a->top_k;
+    cudaError_t e = cudaSuccess;
+    if (a->rows > 0)
+        e = cudaMemsetAsync(a->expand, 0xff, a->rows * sizeof *a->expand, stream);
+    if (a->rows > 0 && e == cudaSuccess)
+        e = cudaMemsetAsync(a->weight, 0, a->rows * sizeof *a->weight, stream);
+    if (all > 0 && e == cudaSuccess)
+        map_arrived<<<(unsigned)((all + kMapThreads - 1) / kMapThreads), kMapThreads, 0, stream>>>(
+            *a);
+    return e == cudaSuccess ? cudaGetLastError() : e;
+}
 
 extern "C" cudaError_t gpu_kernel_wait(cudaStream_t stream, const gpu_wait *w) {
     wait_words<<<1, 32, 0, stream>>>(*w);
@@ -143,8 +233,13 @@ extern "C" cudaError_t gpu_kernel_tell(cudaStream_t stream, uint64_t *words, uin
 }
 
 extern "C" cudaError_t gpu_kernel_count(cudaStream_t stream, uint64_t *const *counters, int count) {
+    struct counters c = {};
+    if (count > GPU_COUNTERS)
+        return cudaErrorInvalidValue;
+    for (int i = 0; i < count; i++)
+        c.of[i] = counters[i];
     if (count > 0)
-        count_uses<<<1, 1, 0, stream>>>(counters[0], count > 1 ? counters[1] : nullptr);
+        count_uses<<<1, GPU_COUNTERS, 0, stream>>>(c);
     return cudaGetLastError();
 }
 
@@ -162,5 +257,9 @@ extern "C" cudaError_t gpu_kernel_replay_load(void) {
         e = cudaFuncGetAttributes(&a, tell_words);
     if (e == cudaSuccess)
         e = cudaFuncGetAttributes(&a, count_uses);
+    if (e == cudaSuccess)
+        e = cudaFuncGetAttributes(&a, map_flex);
+    if (e == cudaSuccess)
+        e = cudaFuncGetAttributes(&a, map_arrived);
     return e == cudaSuccess ? cudaFuncGetAttributes(&a, judge_routing) : e;
 }

@@ -56,12 +56,16 @@ cudaError_t gpu_kernel_wait(cudaStream_t stream, const gpu_wait *w);
 /* words[d * rank_step] of every rank d becomes *counter + epoch. */
 cudaError_t gpu_kernel_tell(cudaStream_t stream, uint64_t *words, uint64_t rank_step, int ranks,
                             const uint64_t *counter, uint64_t epoch);
-/* Adds 1 to each of at most two. */
+/* Adds 1 to each of at most GPU_COUNTERS. */
+#define GPU_COUNTERS 3
 cudaError_t gpu_kernel_count(cudaStream_t stream, uint64_t *const *counters, int count);
 /* After gpu_kernel_route_count, whose counts lie in `s`. */
 cudaError_t gpu_kernel_route_judge(cudaStream_t stream, const epo_routes *r,
                                    const gpu_route_scratch *s, bool overflow_is_error,
                                    const gpu_told *told);
+cudaError_t gpu_kernel_replay_flex(cudaStream_t stream, const epo_routes *r,
+                                   const epo_replay_flex *f);
+cudaError_t gpu_kernel_replay_arrived(cudaStream_t stream, const epo_replay_arrived *a);
 /* Before a wait may spin: loading a kernel may have to wait for those that run. */
 cudaError_t gpu_kernel_replay_load(void);
 
