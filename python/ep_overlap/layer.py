@@ -43,11 +43,12 @@ class _Experts(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        layer, plan = ctx.layer, ctx.plan
+        saved, layer, plan = ctx.saved.take(), ctx.layer, ctx.plan
+        ctx.layer = ctx.plan = None  # (an output that lives on does not keep the plan)
         layer._offer_gradients()
         dy, dx = _tokens(plan, dy, "gradient of y"), plan.empty_tokens()
         dweights = torch.empty(plan.tokens, plan.top_k, dtype=torch.float32, device=plan.group.device)
-        c.check(c.library().epo_backward(layer.handle, ctx.saved.take(), _pointer(dy), _pointer(dx),
+        c.check(c.library().epo_backward(layer.handle, saved, _pointer(dy), _pointer(dx),
                                          dweights.data_ptr(), plan.group.stream()))
         layer._gradients_came()
         return (dx, dweights, None, None, None) + (None,) * (len(ctx.needs_input_grad) - 5)
@@ -95,7 +96,8 @@ class MoELayer(torch.nn.Module):
         grad_dtype = grad_dtype or dtype
         self._grads = [torch.zeros_like(w, dtype=grad_dtype) for w in (self.w1, self.w2)]
         if grad_dtype != dtype:
-            self.w1.main_grad, self.w2.main_grad = self._grads
+            for w, g in zip((self.w1, self.w2), self._grads):
+                setattr(w, "main_grad", g)
         self._config = c.LayerConfig(
             experts=experts, hidden=hidden, ffn=ffn, type=_type_of(dtype), wgrad_type=_type_of(grad_dtype),
             w1=self.w1.data_ptr(), w2=self.w2.data_ptr(), dw1=self._grads[0].data_ptr(),
@@ -181,7 +183,8 @@ class MoELayer(torch.nn.Module):
     def close(self) -> None:
         """[collective] Flushes; after the last forward's graph is gone."""
         gc.collect()  # graphs that only a cycle keeps
+        self.flush()
+        self.buffer.close()  # refuses while somebody holds a plan: then the layer still works
         if self._handle is not None:
             handle, self._handle = self._handle, None
             c.check(c.library().epo_layer_destroy(handle))
-        self.buffer.close()

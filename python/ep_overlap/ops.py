@@ -227,9 +227,16 @@ class Buffer:
     def close(self) -> None:
         """[collective] After the last plan made from it, and the last replay of a graph."""
         self._captured.clear()
-        if self._handle is not None:
-            handle, self._handle = self._handle, None
-            c.check(c.library().epo_buffer_destroy(handle))
+        if self._handle is None:
+            return
+        try:
+            c.check(c.library().epo_buffer_destroy(self._handle))
+        except c.Error as e:
+            if e.status != "EPO_E_STATE":
+                raise
+            raise c.Error(e.status, str(e).split(": ", 1)[1] + " (outputs whose backward has not run keep theirs: "
+                                                             "del them)") from None
+        self._handle = None
 
 
 class Plan:

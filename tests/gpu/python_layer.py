@@ -4,7 +4,7 @@
 
     python_layer.py            PYTHONPATH=python, EP_OVERLAP_LIBRARY and the engine beside it
 
-Two ranks, on two GPUs or both on one; each knows all ranks' tokens and computes the whole layer.
+Two ranks, on two GPUs, both on one, or, without any, on the host engine; each knows all ranks' tokens and computes the whole layer.
 """
 import os
 import sys
@@ -61,8 +61,10 @@ def rank_main():
     import ep_overlap
 
     rank = int(os.environ["RANK"])
-    torch.cuda.set_device(rank % torch.cuda.device_count())
-    device = torch.device("cuda", torch.cuda.current_device())
+    gpu = torch.cuda.is_available()
+    if gpu:
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
     process_group = None
     if os.environ["WAY"] == "torch":
         import torch.distributed as dist
@@ -83,7 +85,7 @@ def rank_main():
     y_want, dx_want, dw_want = want[rank]
     for dispatcher, overlap, delay in (("alltoall", False, False), ("alltoall", True, True), ("flex", True, True)):
         name = "%s overlap=%d delay=%d " % (dispatcher, overlap, delay)
-        group = ep_overlap.Group(process_group, engine="cuda", overlap=overlap, dispatcher=dispatcher,
+        group = ep_overlap.Group(process_group, engine="cuda" if gpu else "host", overlap=overlap, dispatcher=dispatcher,
                                  delay_wgrad=delay, timeout_s=20)
         layer = ep_overlap.MoELayer(group, hidden=H, ffn=F, experts=E, top_k=K, max_tokens=T)
         with torch.no_grad():
@@ -134,13 +136,21 @@ def rank_main():
         except RuntimeError as e:
             assert "register_wgrad_hook" in str(e), e
         handle.remove()
+        y3 = layer(x, experts, weights)
+        try:
+            layer.close()
+            raise SystemExit("a layer was closed under an output that waits for its backward")
+        except ep_overlap.Error as e:
+            assert e.status == "EPO_E_STATE" and "del them" in str(e), e
+        close(torch, name + "y, after a refused close", y3, y_want)
+        del y3
         if rank == 0:
             try:
                 ep_overlap.dispatch(x.float(), None, plan)
                 raise SystemExit("a wrong dtype was accepted")
             except ValueError as e:
                 assert "x: found" in str(e), e
-        del y, y2, rows, row_weights, plan
+        del y2, rows, row_weights, plan  # (y's backward has run: it holds nothing)
         group.check()
         layer.close()
         group.close()
@@ -152,7 +162,7 @@ def main():
         return rank_main()
     status = 0
     for way in ("launcher", "torch"):
-        status = launch(HERE, R, 60, environment={"WAY": way}, name="%s: rank" % way) or status
+        status = launch(HERE, R, 60, environment={"WAY": way, "OMP_NUM_THREADS": "1"}, name="%s: rank" % way) or status
     print("python layer: %s" % ("ok" if status == 0 else "FAILED"))
     return 1 if status else 0
 
