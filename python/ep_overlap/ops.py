@@ -285,6 +285,12 @@ def _dispatch(plan: Plan, x: torch.Tensor, row_weights: Optional[torch.Tensor]) 
     return out
 
 
+def dispatch_rows(x: torch.Tensor, plan: Plan, row_weights: Optional[torch.Tensor] = None) -> torch.Tensor:
+    """dispatch without a gradient: x [T, H] to rows [plan.rows, H]; row_weights float32 [plan.rows] receives the
+    router weights of the rows. [collective]"""
+    return _dispatch(plan, _tokens(plan, x, "x"), row_weights)
+
+
 def combine_weights(rows: torch.Tensor, row_dweights: Optional[torch.Tensor],
                     plan: Plan) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
     """combine without a gradient of its own; row_dweights float32 [plan.rows] go back to [T, K]. [collective]"""

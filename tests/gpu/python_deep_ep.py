@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The deep_ep drop-in (python/dropin) on GPUs, against what each rank knows of the others' tokens.
 
-    python_deep_ep.py          PYTHONPATH=python:python/dropin, EP_OVERLAP_LIBRARY and the engine beside it
+    python_deep_ep.py [RANKS]  PYTHONPATH=python:python/dropin, EP_OVERLAP_LIBRARY and the engine beside it
+
+Without a GPU the host engine carries torch's CPU tensors.
 """
 import os
 import sys
@@ -10,7 +12,7 @@ import sys
 from launch import launch
 
 HERE = os.path.abspath(__file__)
-H, E, K, R = 256, 8, 3, 2
+H, E, K, R = 512, 8, 3, int(os.environ.get("WORLD_SIZE") or (sys.argv[1:] or [2])[0])
 LOCAL = E // R
 
 
@@ -67,6 +69,19 @@ def check_deepep(torch, buffer, rank, turn, device):
     # each rank gives its rows back as they are: x times the number of ranks that had it
     y, back, event = buffer.combine(rows, handle, topk_weights=got_weights)
     times = want_inside.sum(1, keepdim=True)
+    bias = torch.linspace(-3, 3, x.numel(), device=device).view(x.shape).to(torch.bfloat16)
+    for given, total in ((bias, bias.float()), ((bias, bias), 2 * bias.float())):
+        biased, none, _ = buffer.combine(rows, handle, bias=given)
+        same(torch, "combine with bias", biased, (y.float() + total).to(torch.bfloat16))
+        assert none is None
+    longer = buffer.dispatch(x, topk_idx=index, topk_weights=weights, is_token_in_rank=inside,
+                             num_tokens_per_expert=per_expert, num_worst_tokens=1000)
+    assert longer[3] == [] and longer[0].shape == (1000, H) and longer[1].shape == (1000, K)
+    same(torch, "rows of num_worst_tokens", longer[0][: rows.shape[0]], rows)
+    assert (longer[1][rows.shape[0] :] == -1).all() and (longer[2][rows.shape[0] :] == 0).all()
+    y2, back2, _ = buffer.combine(longer[0], longer[4], topk_weights=longer[2])
+    same(torch, "combined, num_worst_tokens", y2, y)
+    same(torch, "combined weights, num_worst_tokens", back2, back)
     same(torch, "combined rows", y, (x.float() * times).to(torch.bfloat16))
     same(torch, "combined weights", back, torch.where(index >= 0, weights, 0.0))
     again = buffer.dispatch(y, handle=handle)
@@ -74,6 +89,100 @@ def check_deepep(torch, buffer, rank, turn, device):
          torch.cat([(inputs(torch, s, turn, device)[0].float() * n[:, None]).to(torch.bfloat16)[m]
                     for s in range(R) for n, m in [ranks_of(torch, s, turn, rank, device)]]))
     assert again[1] is None and again[4] is None
+
+
+def check_fp8(torch, buffer, rank, turn, device):
+    """Bytes arrive as they left, scales with them; the way back is bf16."""
+
+    def quantized(s):
+        x, index, _ = inputs(torch, s, turn, device)
+        return x.to(torch.float8_e4m3fn), (x.float().view(x.shape[0], -1, 128).abs().amax(-1) / 448 + s), index
+
+    data, scales, index = quantized(rank)
+    layout = buffer.get_dispatch_layout(index, E)
+    weights = inputs(torch, rank, turn, device)[2]
+    (got, got_scales), got_index, got_weights, counts, handle, _ = buffer.dispatch(
+        (data, scales), topk_idx=index, topk_weights=weights, is_token_in_rank=layout[3], num_tokens_per_expert=layout[2])
+    here = [(q, sc, (i >= rank * LOCAL) & (i < (rank + 1) * LOCAL)) for q, sc, i in map(quantized, range(R))]
+    same(torch, "FP8 rows", got.view(torch.uint8), torch.cat([q.view(torch.uint8)[m.any(1)] for q, _, m in here]))
+    same(torch, "FP8 scales", got_scales, torch.cat([sc[m.any(1)] for _, sc, m in here]))
+    assert got.dtype == torch.float8_e4m3fn and counts == [int((got_index == e).sum()) for e in range(LOCAL)]
+    again = buffer.dispatch((data, scales), handle=handle)
+    same(torch, "FP8 rows, cached", again[0][0].view(torch.uint8), got.view(torch.uint8))
+    same(torch, "FP8 scales, cached", again[0][1], got_scales)
+    y, back, _ = buffer.combine(got.to(torch.bfloat16), handle, topk_weights=got_weights)
+    times = layout[3].sum(1, keepdim=True)
+    same(torch, "combined behind FP8", y, (data.float() * times).to(torch.bfloat16))
+    same(torch, "weights behind FP8", back, torch.where(index >= 0, weights, 0.0))
+
+
+def check_low_latency(torch, buffer, rank, turn, device):
+    """Every local expert's rows in places of a fixed size, in any order of tokens; the weighted sum back."""
+    most = 256
+    x, index, weights = inputs(torch, rank, turn, device)
+    stats = torch.zeros(LOCAL, dtype=torch.int32, device=device)
+    rows, counts, handle, event, hook = buffer.low_latency_dispatch(x, index, most, E, use_fp8=False, return_recv_hook=True,
+                                                                    cumulative_local_expert_recv_stats=stats)
+    hook()
+    assert rows.shape == (LOCAL, most * R, H)
+    everyone = [inputs(torch, s, turn, device) for s in range(R)]
+    for e in range(LOCAL):
+        want = torch.cat([xs[(ixs == rank * LOCAL + e).any(1)] for xs, ixs, _ in everyone])
+        assert int(counts[e]) == want.shape[0] == int(stats[e]), (counts, want.shape)
+        same(torch, "low-latency rows", rows[e, : want.shape[0]], want)
+    y, _, hook = buffer.low_latency_combine(rows * 2, index, weights, handle, return_recv_hook=True)
+    hook()
+    factor = torch.where(index >= 0, weights, 0.0).sum(1, keepdim=True)
+    off = (y.float() - 2 * x.float() * factor).abs().max().item()
+    if not off <= 2 * x.abs().max().item() * K * 2.0**-8:
+        raise SystemExit("rank %d: low_latency_combine is %g off" % (rank, off))
+    out = torch.empty_like(x)
+    again, event, _ = buffer.low_latency_combine(rows * 2, index, weights, handle, out=out, async_finish=True)
+    event.current_stream_wait()
+    same(torch, "low_latency_combine, out", out, y)
+    for round_scale, packed in ((False, False), (True, False), (True, True)):
+        (data, scales), again, _, _, _ = buffer.low_latency_dispatch(x, index, most, E, round_scale=round_scale, use_ue8m0=packed)
+        same(torch, "low-latency counts", again, counts)
+        assert data.dtype == torch.float8_e4m3fn and data.shape == rows.shape
+        for e in range(LOCAL):
+            n, scale = int(counts[e]), scales[e, : int(counts[e])]
+            if packed:
+                scale = (scale.contiguous().view(torch.uint8).to(torch.int32) << 23).view(torch.float32)
+            if round_scale and not (scale.view(torch.int32) & 0x7FFFFF == 0).all():
+                raise SystemExit("round_scale: scales that are no powers of two")
+            full = (data[e, :n].float().view(n, -1, 128) * scale[:, :, None]).view(n, H)
+            off = (full - rows[e, :n].float()).abs() - rows[e, :n].float().abs() / 16
+            if n and not off.max().item() <= rows[e, :n].float().abs().max().item() * 2.0**-8:
+                raise SystemExit("rank %d: FP8 of low_latency_dispatch is %g off" % (rank, off.max().item()))
+
+
+def check_refused(torch, buffer, rank, device):
+    """What is wrong is said before anything is sent, so the group goes on."""
+    x, index, weights = inputs(torch, rank, 0, device)
+    layout = buffer.get_dispatch_layout(index, E)
+    routed = dict(topk_idx=index, topk_weights=weights, is_token_in_rank=layout[3], num_tokens_per_expert=layout[2])
+    handle = buffer.dispatch(x, **routed)[4]
+    plain = buffer.dispatch(x, is_token_in_rank=layout[3])[4]
+    for name, part, call in (
+            ("odd SMs", "an even number", lambda: buffer.set_num_sms(7)),
+            ("experts", "a multiple of", lambda: buffer.get_dispatch_layout(index, E + 1)),
+            ("int32 indices", "int64", lambda: buffer.get_dispatch_layout(index.int(), E)),
+            ("float32 rows", "bfloat16 or FP8", lambda: buffer.dispatch(x.float(), **routed)),
+            ("no ranks", "is_token_in_rank", lambda: buffer.dispatch(x)),
+            ("other tokens", "the handle is of", lambda: buffer.dispatch(x[1:], handle=handle)),
+            ("FP8 scales", "[T, S] of 4 bytes", lambda: buffer.dispatch((x.to(torch.float8_e4m3fn), weights.double()), **routed)),
+            ("few rows", "the handle is of", lambda: buffer.combine(x[:1], handle)),
+            ("weights without slots", "with topk_idx", lambda: buffer.combine(x, plain, topk_weights=weights)),
+            ("a short bias", "needed is", lambda: buffer.combine(x.new_empty(999, H), handle, bias=x[1:])),
+            ("too many tokens", "allowed are 8", lambda: buffer.low_latency_dispatch(x, index, 8, E)),
+            ("both ways to wait", "exclude", lambda: buffer.low_latency_dispatch(x, index, 256, E, async_finish=True, return_recv_hook=True))):
+        try:
+            call()
+        except ValueError as e:
+            if part in str(e):
+                continue
+            raise SystemExit("%s: refused with %r, which lacks %r" % (name, str(e), part))
+        raise SystemExit("%s: accepted" % name)
 
 
 def ranks_of(torch, s, turn, rank, device):
@@ -110,6 +219,37 @@ def check_hybrid(torch, buffer, rank, turn, device):
     y, back = buffer.combine_with_unpermute(hidden=rows, probs=row_probs, handle=handle)
     same(torch, "HybridEP combined", y, (x.float() * routing.sum(1, keepdim=True)).to(torch.bfloat16))
     same(torch, "HybridEP combined probs", back, probs)
+    again = buffer.dispatch_with_permute(hidden=y, handle=handle)
+    assert again[1] is None and again[2] is None and again[3].tolist() == want_sizes
+    same(torch, "HybridEP rows, cached", buffer.combine_with_unpermute(hidden=again[0], handle=handle)[0],
+         (y.float() * routing.sum(1, keepdim=True)).to(torch.bfloat16))
+    data, scales = x.to(torch.float8_e4m3fn), torch.rand(x.shape[0], H // 128, device=device)
+    rows8, probs8, scales8, sizes8, handle8 = buffer.dispatch_with_permute(
+        hidden=data, routing_map=routing, probs=probs, scaling_factor=scales, pad_multiple=16)
+    at = 0
+    assert all(n % 16 == 0 for n in sizes8.tolist()) and rows8.shape[0] == sizes8.sum() == scales8.shape[0]
+    for e, (n, padded) in enumerate(zip(want_sizes, sizes8.tolist())):
+        start = sum(want_sizes[:e])
+        same(torch, "HybridEP FP8 rows", rows8[at : at + n].view(torch.uint8),
+             rows[start : start + n].to(torch.float8_e4m3fn).view(torch.uint8))
+        same(torch, "HybridEP FP8 probs", probs8[at : at + n], row_probs[start : start + n])
+        assert (rows8[at + n : at + padded].view(torch.uint8) == 0).all() and (probs8[at + n : at + padded] == 0).all()
+        at += padded
+    y8, back8 = buffer.combine_with_unpermute(hidden=rows8.to(torch.bfloat16), probs=probs8, handle=handle8)
+    same(torch, "HybridEP combined behind FP8", y8, (data.float() * routing.sum(1, keepdim=True)).to(torch.bfloat16))
+    same(torch, "HybridEP combined probs behind FP8", back8, probs)
+
+
+def check_more_experts(torch, buffer, rank, device):
+    """A token of one rank has more experts than any token before."""
+    x = inputs(torch, rank, 0, device)[0]
+    routing = torch.zeros(x.shape[0], E, dtype=torch.bool, device=device)
+    routing[:, rank] = True
+    routing[3] = rank == R - 1
+    rows, _, _, sizes, handle = buffer.dispatch_with_permute(hidden=x, routing_map=routing, pad_multiple=1)
+    y, none = buffer.combine_with_unpermute(hidden=rows, handle=handle)
+    same(torch, "many experts for a token", y, (x.float() * routing.sum(1, keepdim=True)).to(torch.bfloat16))
+    assert none is None and sizes.sum() == rows.shape[0]
 
 
 def rank_main():
@@ -119,27 +259,36 @@ def rank_main():
     from deep_ep import Buffer, HybridEPBuffer
 
     rank = int(os.environ["RANK"])
-    torch.cuda.set_device(rank % torch.cuda.device_count())
-    device = torch.device("cuda", torch.cuda.current_device())
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+        device = torch.device("cuda", torch.cuda.current_device())
     dist.init_process_group("gloo")
     hint = Buffer.get_dispatch_config(R).get_nvl_buffer_size_hint(2 * H, R)
     buffer = Buffer(dist.group.WORLD, hint, 0)
     Buffer.set_num_sms(24)
     for turn in (0, 1, 1, 0):  # more tokens the second time than the windows were made for
         check_deepep(torch, buffer, rank, turn, device)
+        check_fp8(torch, buffer, rank, turn, device)
+        check_low_latency(torch, buffer, rank, turn, device)
+    check_refused(torch, buffer, rank, device)
     hybrid = HybridEPBuffer(group=dist.group.WORLD, hidden_dim=H, max_num_of_tokens_per_rank=512,
                             num_local_experts=LOCAL, use_fp8=False)
-    for turn in (0, 1):
+    for turn in (0, 1, 0):
         check_hybrid(torch, hybrid, rank, turn, device)
+    check_more_experts(torch, hybrid, rank, device)
+    check_hybrid(torch, hybrid, rank, 1, device)
     print("rank %d: ok" % rank, flush=True)
     dist.barrier()
+    buffer.destroy()
+    hybrid.destroy()
     os._exit(0)
 
 
 def main():
     if "RANK" in os.environ:
         return rank_main()
-    status = launch(HERE, R, 50, show_all=True)
+    status = launch(HERE, R, 50, show_all=True, environment={"OMP_NUM_THREADS": "1"})  # (ranks share the CPU's cores)
     print("deep_ep drop-in: %s" % ("ok" if status == 0 else "FAILED"))
     return 1 if status else 0
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# python/ep_overlap on the host engine, as far as it goes without torch: the structs have
-# the header's layout, and a call through them arrives. (With torch: tests/gpu/python_layer.py.)
+# python/ep_overlap on the host engine: the structs have the header's layout, and a call through them
+# arrives. Where PYTHON (python3) has torch, also MoELayer and the deep_ep drop-in on the CPU.
 set -u
 top=$(cd "${top_builddir:-.}" && pwd)
 src=$(cd "${srcdir:-.}" && pwd)
@@ -94,4 +94,24 @@ else
     echo "FAILED: dispatch and combine of one rank"
     failed=1
 fi
+
+# ---- with torch: two ranks on the host engine ----
+python=${PYTHON:-python3}
+if ! "$python" -c 'import torch' 2>/dev/null; then
+    echo "left out: MoELayer and deep_ep on the CPU ($python has no torch)"
+    exit $failed
+fi
+for program in unit/test_deep_ep_pack gpu/python_deep_ep gpu/python_layer; do
+    if [ $program = unit/test_deep_ep_pack ] && ! "$python" -c 'import triton' 2>/dev/null; then
+        echo "left out: $program (no Triton)"
+    elif PYTHONPATH=$src/python:$src/python/dropin PYTHONDONTWRITEBYTECODE=1 CUDA_VISIBLE_DEVICES='' \
+        EP_OVERLAP_LIBRARY=$work/lib/libep_overlap.so.0 timeout 150 env -u RANK -u WORLD_SIZE \
+        "$python" "$src/tests/$program.py" >"$work/said" 2>&1; then
+        echo "ok: $program"
+    else
+        tail -n 30 "$work/said"
+        echo "FAILED: $program"
+        failed=1
+    fi
+done
 exit $failed

@@ -8,20 +8,24 @@ import torch
 
 
 class EventHandle:
-    """What the current stream has reached when this was made."""
+    """What the current stream has reached when this was made. Without a GPU all is complete at once."""
 
     def __init__(self) -> None:
-        self._event = torch.cuda.Event()
-        self._event.record(torch.cuda.current_stream())
+        self._event: Optional[torch.cuda.Event] = None
+        if torch.cuda.is_available():
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream())
 
     def current_stream_wait(self) -> None:
-        torch.cuda.current_stream().wait_event(self._event)
+        if self._event is not None:
+            torch.cuda.current_stream().wait_event(self._event)
 
 
 class EventOverlap:
     """An EventHandle, or None, and tensors that must live until it is reached."""
 
-    def __init__(self, event: Optional[EventHandle] = None, extra_tensors: Optional[Tuple[torch.Tensor, ...]] = None) -> None:
+    def __init__(self, event: Optional[EventHandle] = None,
+                 extra_tensors: Optional[Tuple[Optional[torch.Tensor], ...]] = None) -> None:
         self.event = event
         self.extra_tensors = extra_tensors
 
