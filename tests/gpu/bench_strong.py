@@ -13,11 +13,11 @@ and one JSON line: baseline over arm, forward and forward + backward.
 import argparse
 import json
 import os
-import socket
 import statistics
-import subprocess
 import sys
 from ctypes import byref, c_void_p
+
+from launch import launch
 
 HERE = os.path.abspath(__file__)
 CALLS, WARM = 4, 3  # as tests/gpu/bench.h
@@ -186,10 +186,12 @@ def rank_main():
         return start.elapsed_time(end) / CALLS
 
     times = {name: ([], []) for name in arms}
+    order = list(arms)
     for rep in range(-WARM, a.repeats):
-        for name, run in arms.items():
+        order.append(order.pop(0))  # everyone comes behind everyone: clocks and heat hit all alike
+        for name in order:
             for backward in (0, 1):
-                ms = measure(run, backward)
+                ms = measure(arms[name], backward)
                 if rep >= 0:
                     times[name][backward].append(ms)
     everyone = [None] * a.ranks
@@ -197,8 +199,13 @@ def rank_main():
     if rank == 0:
         slow = {name: [[max(e[name][w][i] for e in everyone) for i in range(a.repeats)] for w in (0, 1)]
                 for name in arms}
-        print("# torch %s, strong baseline: %s dispatch, SwiGLU by %s, weight gradients %s" % (
-            torch.__version__, a.baseline, act_name, "fresh" if a.fresh else "added up"))
+        print("# %s, torch %s: %d ranks, T=%d H=%d F=%d E=%d K=%d, medians of %d turns of the slowest rank, %d calls in a "
+              "row each; plans are made before in every arm" % (
+                  torch.cuda.get_device_name(), torch.__version__, a.ranks, a.tokens, a.hidden, a.ffn, a.experts, a.top_k,
+                  a.repeats, CALLS))
+        print("# baseline: %s dispatch and combine of this library in one piece (rows come by expert), torch._grouped_mm, "
+              "SwiGLU with the router weight by %s in one pass each way, weight gradients %s" % (
+                  a.baseline, act_name, "fresh" if a.fresh else "added up"))
         print("%-18s %9s %9s   baseline over it" % ("arm", "forward", "both, ms"))
         out = {}
         for name in arms:
@@ -215,14 +222,7 @@ def main():
     if "RANK" in os.environ:
         return rank_main()
     ranks = parse().ranks
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    all_ranks = [subprocess.Popen([sys.executable, HERE, *sys.argv[1:]],
-                                  env=dict(os.environ, RANK=str(r), WORLD_SIZE=str(ranks), LOCAL_RANK=str(r),
-                                           MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)))
-                 for r in range(ranks)]
-    return max(p.wait() for p in all_ranks)
+    return launch(HERE, ranks, 55, sys.argv[1:])
 
 
 if __name__ == "__main__":
