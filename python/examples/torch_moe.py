@@ -7,10 +7,11 @@
 --layer torch       all_to_all_single, as frameworks have it: knows nothing of ep-overlap; the interposer
                     serves it under --ep-overlap=on
 --layer ep_overlap  the library itself (python/ep_overlap): dispatch, experts and combine overlap, weight
-                    gradients are delayed under --delay-wgrad. Needs GPUs.
+                    gradients are delayed under --delay-wgrad
 
 Prints iteration lines as Megatron-LM does, so `ep-overlap report off.log on.log` compares two runs.
-Without GPUs, --layer torch trains over gloo: the way through the script, not a measurement.
+Without GPUs it trains on the CPU, over gloo or the library's host engine: the way through the script, not a
+measurement.
 """
 import argparse
 import os
@@ -101,8 +102,6 @@ def main():
     gpu = torch.cuda.is_available()
     if gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    elif a.layer != "torch":
-        parser.error("--layer ep_overlap needs GPUs, and torch sees none")
     device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
     dtype = torch.bfloat16 if gpu else torch.float32
     dist.init_process_group("nccl" if gpu else "gloo")
