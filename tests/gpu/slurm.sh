@@ -9,13 +9,16 @@
 # Where Slurm is not installed it is unpacked from DEBS into BUILD/slurm (root; two links
 # in /usr, to the paths compiled into Slurm, are removed in the end). EPO_ENGINE=host does
 # the same with the host engine of the build in EPO_BUILD_DIR, on stand-in GPUs, to try the
-# script where there is no GPU; EPO_TRAIN names another ep-train, EPO_STEPS its steps.
+# script where there is no GPU; EPO_TRAIN names another ep-train, EPO_STEPS its steps. EPO_PARTS:
+# of "alltoall flex bf16 tools" (the node's facts, a step without GPUs, bench), those that are to run;
+# EPO_SECONDS: the limit of all of it (100).
 set -u
 cd "$(dirname "$0")/../.." || exit 2
 top=$PWD build=${1:-build-gpu} debs=${2:-build-debs}
 case $build in /*) ;; *) build=$top/$build ;; esac
 engine=${EPO_ENGINE:-cuda} ranks=2 steps=${EPO_STEPS:-20}
 links='' BOUND=''
+parts=" ${EPO_PARTS:-alltoall flex bf16 tools} " seconds=${EPO_SECONDS:-100}
 out=$build/results/slurm
 rm -rf "${out:?}" && mkdir -p "$out" || exit 2
 
@@ -69,10 +72,12 @@ else
 fi
 
 # One cluster for all; what each command says goes to a file.
-cluster() { timeout -k 5 100 tests/cluster/run.sh -n 1 "${gpu_options[@]}" -t 90 -k "$@"; }
+cluster() { timeout -k 5 "$seconds" tests/cluster/run.sh -n 1 "${gpu_options[@]}" -t $((seconds - 5)) -k "$@"; }
+asked() { [[ $parts == *" $1 "* ]]; }
 cat >"$out/steps.sh" <<'STEPS'
-out=$1 steps=$2 engine=$3
-shift 3
+out=$1 steps=$2 engine=$3 parts=$4
+shift 4
+asked() { [[ $parts == *" $1 "* ]]; }
 train() { # name srun's options... -- ep-train's options...
     name=$1
     shift
@@ -86,25 +91,33 @@ train() { # name srun's options... -- ep-train's options...
 step="$*"
 # shellcheck disable=SC2086
 {
-    timeout 30 srun $step -n1 ep-overlap check --node >"$out/check.txt" 2>&1
-    more="--dispatcher alltoall" train alltoall-off --ep-overlap=off -- $step
-    more= train alltoall-on --ep-overlap=on --ep-dispatcher=alltoall -- $step
-    more= train alltoall-wgrad --ep-overlap=on --ep-dispatcher=alltoall --delay-wgrad -- $step
-    [ -z "$BOUND" ] || more= train alltoall-bound --ep-overlap=on --ep-dispatcher=alltoall -- $BOUND
-    more="--dispatcher flex" train flex-off --ep-overlap=off -- $step
-    more= train flex-on --ep-overlap=on --ep-dispatcher=flex -- $step
-    more= train flex-wgrad --ep-overlap=on --ep-dispatcher=flex --delay-wgrad -- $step
-    more="--dtype bf16 --hidden 128 --ffn 256 --dispatcher alltoall" train bf16-off --ep-overlap=off -- $step
-    more="--dtype bf16 --hidden 128 --ffn 256" train bf16-on --ep-overlap=on --ep-dispatcher=alltoall -- $step
-    timeout 30 srun -n1 sh -c 'echo "visible: $CUDA_VISIBLE_DEVICES"; ep-overlap bench --ranks 1 --repeat 1 --tokens 8' >"$out/without.txt" 2>&1
-    timeout -k 5 60 srun $step --ep-overlap=on ep-overlap bench --engine "$engine" ${BENCH_OPTIONS:-} --repeat 5 --json >"$out/bench.json" 2>"$out/bench.log"
-    echo "status $?" >>"$out/bench.log"
+    ! asked tools || timeout 30 srun $step -n1 ep-overlap check --node >"$out/check.txt" 2>&1
+    if asked alltoall; then
+        more="--dispatcher alltoall" train alltoall-off --ep-overlap=off -- $step
+        more= train alltoall-on --ep-overlap=on --ep-dispatcher=alltoall -- $step
+        more= train alltoall-wgrad --ep-overlap=on --ep-dispatcher=alltoall --delay-wgrad -- $step
+        [ -z "$BOUND" ] || more= train alltoall-bound --ep-overlap=on --ep-dispatcher=alltoall -- $BOUND
+    fi
+    if asked flex; then
+        more="--dispatcher flex" train flex-off --ep-overlap=off -- $step
+        more= train flex-on --ep-overlap=on --ep-dispatcher=flex -- $step
+        more= train flex-wgrad --ep-overlap=on --ep-dispatcher=flex --delay-wgrad -- $step
+    fi
+    if asked bf16; then
+        more="--dtype bf16 --hidden 128 --ffn 256 --dispatcher alltoall" train bf16-off --ep-overlap=off -- $step
+        more="--dtype bf16 --hidden 128 --ffn 256" train bf16-on --ep-overlap=on --ep-dispatcher=alltoall -- $step
+    fi
+    if asked tools; then
+        timeout 30 srun -n1 sh -c 'echo "visible: $CUDA_VISIBLE_DEVICES"; ep-overlap bench --ranks 1 --repeat 1 --tokens 8' >"$out/without.txt" 2>&1
+        timeout -k 5 60 srun $step --ep-overlap=on ep-overlap bench --engine "$engine" ${BENCH_OPTIONS:-} --repeat 5 --json >"$out/bench.json" 2>"$out/bench.log"
+        echo "status $?" >>"$out/bench.log"
+    fi
 }
 STEPS
-if ! cluster bash "$out/steps.sh" "$out" "$steps" "$engine" "${step[@]}" >"$out/cluster.log" 2>&1; then
+if ! cluster bash "$out/steps.sh" "$out" "$steps" "$engine" "$parts" "${step[@]}" >"$out/cluster.log" 2>&1; then
     tail -20 "$out/cluster.log" >&2
     result cluster FAIL "$(grep -v 'kept:' "$out/cluster.log" | tail -1)"
-    [ -e "$out/alltoall-off.log" ] || exit 1
+    [ -n "$(find "$out" -name '*-off.log' -o -name check.txt)" ] || exit 1
 fi
 
 # ---- what came out ----
@@ -123,12 +136,14 @@ compare() { # case against
     fi
 }
 for dispatcher in alltoall flex; do
+    asked $dispatcher || continue
     compare "$dispatcher-off" "$dispatcher-off" off
     compare "$dispatcher-on" "$dispatcher-off" "on, dispatcher $dispatcher, weight gradients at once"
     compare "$dispatcher-wgrad" "$dispatcher-off" "on, dispatcher $dispatcher, weight gradients delayed"
 done
-[ -z "$BOUND" ] || compare alltoall-bound alltoall-off "on, dispatcher alltoall"
-compare bf16-on bf16-off "on, dispatcher alltoall"
+! asked alltoall || [ -z "$BOUND" ] || compare alltoall-bound alltoall-off "on, dispatcher alltoall"
+! asked bf16 || compare bf16-on bf16-off "on, dispatcher alltoall"
+asked tools || exit "$failed"
 if [ "$engine" = cuda ]; then
     driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -1)
     name=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1)

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * How ranks of the CUDA engine meet over a caller's bootstrap, two on each of two machines,
+ * here threads of one process: what the ranks of a machine share, and that memory of another
+ * size than the others' is nobody's.  No GPU is used.
+ */
+#include "backend/cuda/gpu.h"
+#include "core/names.h"
+#include "unit.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { RANKS = 4, BYTES = 4096, MOST = 8192 };
+
+/* A bootstrap by memory. */
+static pthread_barrier_t together;
+static unsigned char board[RANKS][MOST];
+
+static int board_allgather(void *ctx, const void *mine, size_t bytes, void *all) {
+    if (bytes > sizeof board[0])
+        return -1;
+    memcpy(board[*(const int *)ctx], mine, bytes);
+    pthread_barrier_wait(&together);
+    for (int r = 0; r < RANKS; r++)
+        memcpy((char *)all + (size_t)r * bytes, board[r], bytes);
+    pthread_barrier_wait(&together);
+    return 0;
+}
+static int board_barrier(void *ctx) {
+    (void)ctx;
+    pthread_barrier_wait(&together);
+    return 0;
+}
+
+typedef struct member {
+    int rank, wrong;
+} member;
+
+#define EXPECT(cond)                                                                               \
+    do {                                                                                           \
+        if (!(cond)) {                                                                             \
+            m->wrong++;                                                                            \
+            fprintf(stderr, "%s:%d: rank %d: %s [%s]\n", __FILE__, __LINE__, m->rank, #cond,       \
+                    epo_fail_text());                                                              \
+        }                                                                                          \
+    } while (0)
+
+/* The ranks of a machine see what the first of them writes. */
+static void share(member *m, gpu_meet *meet) {
+    void *p = NULL;
+    EXPECT(gpu_meet_shared(meet, BYTES, &p) == EPO_OK);
+    if (p == NULL)
+        return;
+    volatile int *words = p;
+    EXPECT(words[0] == 0 && words[1] == 0);
+    EXPECT(gpu_meet_barrier(meet) == EPO_OK);
+    if (m->rank % 2 == 0)
+        words[0] = 1 + m->rank;
+    EXPECT(gpu_meet_barrier(meet) == EPO_OK);
+    EXPECT(words[0] == 1 + m->rank / 2 * 2);
+    EXPECT(gpu_meet_barrier(meet) == EPO_OK);
+    gpu_meet_unshare(meet, p, BYTES);
+}
+
+/* Rank 3 wants another size than the rank that makes it. */
+static void share_unequal(member *m, gpu_meet *meet) {
+    void *p = NULL;
+    epo_status status = gpu_meet_shared(meet, m->rank == 3 ? 2 * BYTES : BYTES, &p);
+    EXPECT(p == NULL);
+    EXPECT(status == (m->rank == 3 ? EPO_E_SYSTEM : EPO_E_PEER));
+    EXPECT(strstr(epo_fail_text(), m->rank == 3 ? "is not 8192 bytes" : "rank 3") != NULL);
+}
+
+static void *member_main(void *arg) {
+    member *m = arg;
+    const epo_bootstrap boot = {sizeof boot, &m->rank, board_allgather, board_barrier};
+    const epo_backend_config config = {
+        .rank = m->rank, .ranks = RANKS, .bootstrap = &boot, .timeout_s = 10, .warn_s = 5};
+    gpu_meet *meet = NULL;
+    EXPECT(gpu_meet_open(&config, &meet) == EPO_OK);
+    if (meet == NULL)
+        return NULL;
+    EXPECT(gpu_meet_nodes(meet) == 2);
+    share(m, meet);
+    share_unequal(m, meet);
+    share(m, meet); /* nobody is the worse for it */
+    gpu_meet_close(meet, false);
+    return NULL;
+}
+
+static void ranks_of_two_machines_share(void) {
+    pthread_t thread[RANKS];
+    member members[RANKS];
+    pthread_barrier_init(&together, NULL, RANKS);
+    for (int r = 0; r < RANKS; r++) {
+        members[r] = (member){.rank = r};
+        CU_ASSERT_EQUAL_FATAL(pthread_create(&thread[r], NULL, member_main, &members[r]), 0);
+    }
+    for (int r = 0; r < RANKS; r++) {
+        pthread_join(thread[r], NULL);
+        CU_ASSERT_EQUAL(members[r].wrong, 0);
+    }
+    pthread_barrier_destroy(&together);
+}
+
+int main(void) {
+    static const CU_TestInfo tests[] = {
+        {"ranks of two machines share", ranks_of_two_machines_share}, CU_TEST_INFO_NULL};
+    setenv(EPO_ENV_NODES, "0,0,1,1", 1);
+    setenv(EPO_ENV_NODES_APART, "1", 1);
+    return unit_run("cuda meet", tests);
+}
