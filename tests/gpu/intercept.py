@@ -12,14 +12,18 @@ what each rank knows the other sent, and prints times side by side. Needs two GP
 two ranks on one.
 """
 import argparse
+import contextlib
 import json
 import os
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import time
+
+from launch import at_gate, in_turn
 
 HERE = os.path.abspath(__file__)
 MB = 1 << 20
@@ -44,13 +48,9 @@ class Rank:
         dist.init_process_group(
             "nccl", pg_options=options, timeout=datetime.timedelta(seconds=40)
         )
-        gate = os.environ.get("INTERCEPT_TEST_GATE")
-        if gate:
-            dist.all_reduce(torch.ones(1, device=self.device))  # makes the communicator
-            torch.cuda.synchronize()
-            open("%s-%d" % (gate, self.rank), "w").close()
-            while not os.path.exists(gate):
-                time.sleep(0.005)
+        dist.all_reduce(torch.ones(1, device=self.device))  # makes the communicator
+        torch.cuda.synchronize()
+        at_gate(self.rank)
 
     def base(self, rank, nbytes):
         g = self.torch.Generator(device=self.device)
@@ -362,11 +362,13 @@ def beside_gemms(r, mb):
 
 
 def part_layer(r, steps):
-    """An eager MoE layer with all_to_all_single, as a program has it that knows nothing of us:
-    time of a step, of its all-to-alls, and the losses to the bit. Then with each exchange issued
-    while the GPU is still busy: what it takes where the CPU is ahead."""
-    eager_layer(r, steps)
-    eager_layer(r, steps, ahead=True)
+    """The eager MoE layer of bench_torch.py with a training step around it, as a program has it that
+    knows nothing of us: time of a step; of its all-to-alls, each behind a barrier; the same where the
+    CPU is ahead of the GPU; and the losses to the bit."""
+    layer = EagerLayer(r)
+    layer.train(steps, None)
+    layer.train(steps, "barrier")
+    layer.train(steps // 2, "ahead")
     return True
 
 
@@ -379,104 +381,137 @@ def part_speed(r, sizes, mb, steps):
     return True
 
 
-def eager_layer(r, steps, ahead=False):
-    torch, dist = r.torch, r.dist
-    torch.manual_seed(5 + r.rank)
-    tokens, hidden, ffn, experts, top_k = 4096, 2048, 768, 128, 8
-    local, bf16 = experts // r.ranks, torch.bfloat16
-    spans = []
+class EagerLayer:
+    """Workload Q. Deterministic, unlike bench_torch.py's, whose last sum is index_add."""
 
-    class Exchange(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, send, recv):
-            ctx.split = (send, recv)
-            return Exchange.move(x, send, recv)
+    def __init__(self, r, tokens=4096, hidden=2048, ffn=768, experts=128, top_k=8):
+        torch = r.torch
+        self.r, self.ffn, self.experts, self.top_k = r, ffn, experts, top_k
+        self.local = experts // r.ranks
+        torch.manual_seed(7 + r.rank)
 
-        @staticmethod
-        def backward(ctx, g):
-            send, recv = ctx.split
-            return Exchange.move(g.contiguous(), recv, send), None, None
+        def weight(*shape):
+            return (0.03 * torch.randn(*shape, device=r.device)).bfloat16().requires_grad_()
 
-        @staticmethod
-        def move(x, send, recv):
-            out = torch.empty(sum(recv), x.shape[1], dtype=x.dtype, device=x.device)
-            if ahead:
-                torch.cuda._sleep(1500000)
-            dist.all_reduce(token)  # both ranks are here: what follows is the exchange's own time
+        self.w1, self.w2 = weight(self.local, 2 * ffn, hidden), weight(self.local, hidden, ffn)
+        self.x = torch.randn(tokens, hidden, device=r.device).bfloat16().requires_grad_()
+        self.chosen = torch.rand(tokens, experts, device=r.device).topk(top_k, -1).indices
+        self.probs = torch.full((tokens, top_k), 0.125, device=r.device, requires_grad=True)
+        self.token = torch.zeros(1, device=r.device)
+        self.by_expert = [s * self.local + e for e in range(self.local) for s in range(r.ranks)]
+        self.by_source = [e * r.ranks + s for s in range(r.ranks) for e in range(self.local)]
+        self.how, self.spans, self.losses = None, [], []
+        self.exchange = self.make_exchange()
+
+    def move(self, out, rows, come, to):
+        """`how`: None, as programs do it; "barrier": both ranks are here when the time begins; "ahead":
+        the GPU has other work until all is issued."""
+        torch, dist = self.r.torch, self.r.dist
+        timed = self.how is not None and rows.dim() > 1
+        if timed:
+            if self.how == "ahead":
+                torch.cuda._sleep(1000000)
+            dist.all_reduce(self.token)
             a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             a.record()
-            start = time.perf_counter()
-            dist.all_to_all_single(out, x, recv, send)
-            call = time.perf_counter() - start
+        start = time.perf_counter()
+        dist.all_to_all_single(out, rows, come, to)
+        call = time.perf_counter() - start
+        if timed:
             b.record()
-            spans.append((a, b, call, x.shape[1] * x.element_size() * send[1 - r.rank] / 1e6))
-            return out
+            other = to[1 - self.r.rank] * rows.shape[1] * rows.element_size()
+            self.spans.append((a, b, call * 1e6, other / 1e6))
 
-    token = torch.zeros(1, device=r.device)
-    gate = torch.randn(hidden, experts, device=r.device, dtype=bf16) * 0.02
-    w1 = (torch.randn(local, hidden, 2 * ffn, device=r.device, dtype=bf16) * hidden**-0.5).requires_grad_()
-    w2 = (torch.randn(local, ffn, hidden, device=r.device, dtype=bf16) * ffn**-0.5).requires_grad_()
-    x0 = torch.randn(tokens, hidden, device=r.device, dtype=bf16)
+    def make_exchange(self):
+        layer, torch = self, self.r.torch
 
-    def step():
-        x = x0.detach().requires_grad_()
-        weights, chosen = torch.topk(torch.softmax((x0 @ gate).float(), 1), top_k)
-        flat = chosen.flatten()
-        order = torch.argsort(flat, stable=True)
-        counts = torch.bincount(flat, minlength=experts)
-        all_counts = torch.empty(r.ranks, experts, dtype=counts.dtype, device=r.device)
-        dist.all_gather_into_tensor(all_counts, counts)
-        table = all_counts.view(r.ranks, r.ranks, local).cpu()  # [from][to][expert]
-        send = table[r.rank].sum(1).tolist()
-        mine = table[:, r.rank]
-        recv = mine.sum(1).tolist()
-        rows = Exchange.apply(x[order // top_k], send, recv)
-        # source-major to expert-major, and back
-        label = torch.repeat_interleave(
-            torch.arange(local).repeat(r.ranks), mine.flatten()).to(r.device)
-        by_expert = torch.argsort(label, stable=True)
-        offsets = torch.cumsum(mine.sum(0), 0).to(torch.int32).to(r.device)
-        z = torch._grouped_mm(rows[by_expert], w1, offs=offsets)
-        a = torch.nn.functional.silu(z[:, :ffn]) * z[:, ffn:]
-        out = torch._grouped_mm(a, w2, offs=offsets)
-        back = torch.zeros_like(out).index_copy(0, by_expert, out)
-        home = Exchange.apply(back, recv, send)
-        scaled = home * weights.flatten()[order][:, None].to(bf16)
-        undone = torch.empty_like(order)
-        undone[order] = torch.arange(order.numel(), device=r.device)
-        y = scaled[undone].view(tokens, top_k, hidden).sum(1)
-        loss = (y.float() ** 2).mean()
+        class Exchange(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, rows, to, come):
+                ctx.splits = to, come
+                out = rows.new_empty((sum(come), *rows.shape[1:]))
+                layer.move(out, rows.contiguous(), come, to)
+                return out
+
+            @staticmethod
+            def backward(ctx, grad):
+                to, come = ctx.splits
+                out = grad.new_empty((sum(to), *grad.shape[1:]))
+                layer.move(out, grad.contiguous(), to, come)
+                return out, None, None
+
+        return Exchange.apply
+
+    def forward(self):
+        r, local = self.r, self.local
+        torch, dist, F = r.torch, r.dist, r.torch.nn.functional
+
+        def regroup(rows, splits, order):
+            parts = rows.split(splits)
+            return torch.cat([parts[i] for i in order])
+
+        flat = self.chosen.reshape(-1)
+        order = flat.argsort(stable=True)
+        rows = self.x.index_select(0, order // self.top_k)
+        prob = self.probs.reshape(-1).index_select(0, order)
+        counts = torch.bincount(flat, minlength=self.experts)
+        everyone = torch.empty(r.ranks * self.experts, dtype=counts.dtype, device=r.device)
+        dist.all_gather_into_tensor(everyone, counts)
+        everyone = everyone.view(r.ranks, r.ranks, local)
+        mine = everyone[:, r.rank]
+        offsets = mine.sum(0).cumsum(0).int()
+        to = everyone[r.rank].sum(-1).tolist()
+        come, pieces = mine.sum(-1).tolist(), mine.reshape(-1).tolist()
+        rows = regroup(self.exchange(rows, to, come), pieces, self.by_expert)
+        prob = regroup(self.exchange(prob, to, come), pieces, self.by_expert)
+        gate, up = torch._grouped_mm(rows, self.w1.transpose(-2, -1), offs=offsets).chunk(2, -1)
+        act = (F.silu(gate.float()) * up.float() * prob[:, None]).bfloat16()
+        out = torch._grouped_mm(act, self.w2.transpose(-2, -1), offs=offsets)
+        back = [pieces[i] for i in self.by_expert]
+        out = self.exchange(regroup(out, back, self.by_source), come, to)
+        place = torch.empty_like(order)
+        place[order] = torch.arange(order.numel(), device=r.device)
+        return out.index_select(0, place).view(*self.chosen.shape, -1).sum(1)
+
+    def step(self):
+        torch = self.r.torch
+        self.x.grad = self.w1.grad = self.w2.grad = self.probs.grad = None
+        loss = self.forward().float().square().sum(1).mean()
         loss.backward()
         with torch.no_grad():
-            for w in (w1, w2):
-                w -= 0.1 * w.grad
-                w.grad = None
-        return loss.detach()
+            self.w1.sub_(self.w1.grad, alpha=1.0)
+            self.w2.sub_(self.w2.grad, alpha=1.0)
+        self.losses.append(loss.detach())
 
-    losses = [step() for _ in range(3)]
-    spans.clear()
-    times = []
-    for _ in range(steps):
-        dist.barrier()
-        torch.cuda.synchronize()
-        a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        a.record()
-        losses.append(step())
-        b.record()
-        torch.cuda.synchronize()
-        times.append(a.elapsed_time(b))
-    moved = [span[0].elapsed_time(span[1]) for span in spans]
-    each = [sum(moved[4 * i : 4 * i + 4]) for i in range(steps)]
-    one = [[moved[4 * i + k] * 1e3 for i in range(steps)] for k in range(4)]
-    import struct
-
-    if r.rank == 0:
-        bits = [struct.pack("f", v.item()).hex() for v in losses]
-        say(ahead=ahead, step_ms=round(median(times), 3), alltoall_ms=round(median(each), 3), of=4,
-            us=[round(median(t)) for t in one], call_us=round(median([s[2] for s in spans]) * 1e6),
-            mb=[round(s[3], 1) for s in spans[:4]],
-            alltoall_least=round(min(each), 3), alltoall_most=round(max(each), 3),
-            loss=round(losses[-1].item(), 6), losses=" ".join(bits[:: max(1, len(bits) // 4)]))
+    def train(self, steps, how):
+        """Four steps in a row at a time."""
+        r, torch, times = self.r, self.r.torch, []
+        self.how = None
+        for _ in range(3):
+            self.step()
+        self.how = how
+        self.spans.clear()
+        for _ in range(steps // 4 + 1):
+            r.dist.barrier()
+            torch.cuda.synchronize()
+            a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            a.record()
+            for _ in range(4):
+                self.step()
+            b.record()
+            torch.cuda.synchronize()
+            times.append(a.elapsed_time(b) / 4)
+        if r.rank == 0:
+            fields = {"layer": how or "as it is", "step_ms": round(median(times), 3),
+                      "least_ms": round(min(times), 3)}
+            moved = [1e3 * s[0].elapsed_time(s[1]) for s in self.spans]
+            if moved:
+                one = [median(moved[k::4]) for k in range(4)]
+                fields.update(alltoalls_us=round(sum(one)), each_us=[round(t) for t in one],
+                              call_us=round(median([s[2] for s in self.spans])),
+                              mb=[round(s[3], 1) for s in self.spans[:4]])
+            bits = [struct.pack("f", v.item()).hex() for v in self.losses]
+            say(**fields, losses=" ".join(bits[:: max(1, len(bits) // 3)]))
 
 
 # ---- the driver ------------------------------------------------------------------------------
@@ -503,7 +538,7 @@ def start(library, mode, parts, extra, gate=None):
                    MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         env.setdefault("NCCL_NVLS_ENABLE", "0")
         if gate:
-            env["INTERCEPT_TEST_GATE"] = gate
+            env["EP_TEST_GATE"] = gate
         env.update(extra)
         if mode != "plain":
             env["LD_PRELOAD"] = library
@@ -544,12 +579,8 @@ def in_turns(library, cases):
             gate = os.path.join(folder, "gate%d" % i)
             running.append((name, start(library, mode, parts, extra, gate), limit, gate))
         for name, ranks, limit, gate in running:
-            until = time.time() + 60
-            while (not all(os.path.exists("%s-%d" % (gate, r)) for r in range(2)) and time.time() < until
-                   and all(p.poll() is None for p in ranks)):
-                time.sleep(0.01)
-            open(gate, "w").close()
-            failed += not show(name, end(ranks, limit))
+            with in_turn(contextlib.nullcontext(), gate, ranks):
+                failed += not show(name, end(ranks, limit))
     finally:
         for _, ranks, _, _ in running:
             for p in ranks:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of a test on one machine: the program once more for each, with torchrun's variables."""
+"""Ranks of a test on one machine: the program once more for each, with torchrun's variables; and
+programs that start together and take turns at the GPUs."""
+import contextlib
 import os
 import socket
 import subprocess
@@ -32,3 +34,27 @@ def launch(program, ranks, limit, arguments=(), environment=None, name="rank", s
             print("-- %s %d, status %d\n%s" % (name, r, p.returncode, said[-most:] if most else said))
         status = status or p.returncode
     return status
+
+
+def at_gate(rank):
+    """In a rank that has started and has not used the GPU yet, or not for what is tested: waits for
+    its turn, where there are turns."""
+    gate = os.environ.get("EP_TEST_GATE")
+    if not gate:
+        return
+    open("%s-%d" % (gate, rank), "w").close()
+    while not os.path.exists(gate):
+        time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def in_turn(turn, gate, jobs):
+    """With all `jobs` (Popen) at their gate, the path that is their EP_TEST_GATE: opens it when it is
+    their turn (a lock), which lasts as long as the body."""
+    until = time.time() + 90
+    while (not all(os.path.exists("%s-%d" % (gate, r)) for r in range(len(jobs))) and time.time() < until
+           and all(job.poll() is None for job in jobs)):
+        time.sleep(0.01)
+    with turn:
+        open(gate, "w").close()
+        yield

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Torch jobs that a preloaded library must not be noticed by, with it and without.
 
-    preload.py LIBRARY [part ...]
+    preload.py LIBRARY [part ...] [--together]
         segments   allocations of all sizes come and go beside exchanges, with expandable
                    segments and without (segments-True, segments-False: one of them)
         loaders    data loaders that fork workers, again and again, beside exchanges
@@ -10,6 +10,7 @@
         crash      a rank that dies of a signal inside a step
         plain      python without torch, with threads and processes
 
+--together: all parts are started at once, and each run takes its turn at the GPUs.
 Two ranks where there are two GPUs, else one. Each part prints a digest of what its ranks saw;
 output, status and digest have to be the same plain, observed with the recorder, and accelerated.
 """
@@ -23,7 +24,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+
+from launch import at_gate, in_turn
 
 HERE = os.path.abspath(__file__)
 MB = 1 << 20
@@ -44,6 +48,7 @@ class Ranks:
             "nccl", init_method=os.environ["PRELOAD_TEST_MEET"], rank=self.rank,
             world_size=self.ranks, timeout=datetime.timedelta(seconds=30),
         )
+        at_gate(self.rank)
         self.digest = hashlib.sha256()
         self.rng = random.Random(7)  # the same on all ranks
 
@@ -152,8 +157,11 @@ def rank_plain():
 # ---- runs ----------------------------------------------------------------------------------
 
 
-def run(library, mode, part, ranks, extra, limit):
+def run(library, mode, part, ranks, extra, limit, turn):
     folder = tempfile.mkdtemp(prefix="ep-preload-")
+    gate = os.path.join(folder, "gate")
+    if turn and part != "plain":
+        extra = dict(extra, EP_TEST_GATE=gate)
     jobs = []
     for r in range(ranks):
         env = dict(os.environ, RANK=str(r), WORLD_SIZE=str(ranks),
@@ -161,13 +169,20 @@ def run(library, mode, part, ranks, extra, limit):
         if mode != "plain":
             env.update(LD_PRELOAD=library, EP_OVERLAP_INTERPOSE=mode)
         if mode == "observe":
-            env.update(EP_OVERLAP_RECORD=folder, EP_OVERLAP_RECORD_WINDOW="0.1-20s")
+            env.update(EP_OVERLAP_RECORD=folder, EP_OVERLAP_RECORD_WINDOW="0.1-55s")
         jobs.append(subprocess.Popen([sys.executable, HERE, "--rank", part], env=env, text=True,
                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE))
-    out = []
+    if "EP_TEST_GATE" not in extra:
+        return gather(jobs, limit)
+    with in_turn(turn, gate, jobs):
+        return gather(jobs, limit)
+
+
+def gather(jobs, limit):
+    out, until = [], time.time() + limit
     for job in jobs:
         try:
-            text, errors = job.communicate(timeout=limit)
+            text, errors = job.communicate(timeout=max(0.5, until - time.time()))
         except subprocess.TimeoutExpired:
             job.kill()
             text, errors = job.communicate()
@@ -177,12 +192,12 @@ def run(library, mode, part, ranks, extra, limit):
     return out
 
 
-def same(library, name, ranks, extra=None, limit=22):
+def same(library, name, ranks, turn, extra=None, limit=22):
     part = name.split("-")[0]
     modes = ["plain", "observe", "accelerate"]
     with concurrent.futures.ThreadPoolExecutor() as pool:
         runs = dict(zip(modes, pool.map(
-            lambda m: run(library, m, part, ranks, extra or {}, limit), modes)))
+            lambda m: run(library, m, part, ranks, extra or {}, limit, turn), modes)))
     plain = [(r["status"], r["out"]) for r in runs["plain"]]
     bad = any("TIMEOUT" in out for _, out in plain)
     for mode in modes[1:]:
@@ -206,21 +221,23 @@ def main():
     parser.add_argument("library")
     parser.add_argument("parts", nargs="*",
                         default=["segments", "loaders", "groups", "crash", "plain"])
-    options = parser.parse_args()
+    parser.add_argument("--together", action="store_true")
+    options = parser.parse_intermixed_args()
     gpus = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.count("GPU ")
     if gpus == 0:
         print("preload.py: no GPU here: nothing was run", file=sys.stderr)
         return 2
     ranks, library = min(2, gpus), os.path.abspath(options.library)
-    failed = []
+    turn = threading.Lock() if options.together else None
+    cases = []
     for part in options.parts:
-        if part.startswith("segments"):
-            for word in [part[9:]] if part[9:] else ["True", "False"]:
-                conf = {"PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{word}"}
-                if same(library, f"segments-{word}", ranks, conf):
-                    failed.append(f"segments-{word}")
-        elif same(library, part, 1 if part == "plain" else ranks):
-            failed.append(part)
+        words = ([part[9:]] if part[9:] else ["True", "False"]) if part.startswith("segments") else []
+        cases += [(f"segments-{word}", {"PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{word}"})
+                  for word in words] or [(part, None)]
+    with concurrent.futures.ThreadPoolExecutor(len(cases) if turn else 1) as pool:
+        bad = list(pool.map(lambda case: same(library, case[0], 1 if case[0] == "plain" else ranks,
+                                              turn, case[1]), cases))
+    failed = [name for (name, _), wrong in zip(cases, bad) if wrong]
     print("failed: " + (" ".join(failed) or "none"), flush=True)
     return 1 if failed else 0
 

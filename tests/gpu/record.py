@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The recorder in torch programs, on real GPUs.
 
-    record.py LIBRARY [part ...]
+    record.py LIBRARY [part ...] [--together]
         compare    torch.profiler, recorder, torch.profiler in one run: the same shares;
                    and the profiler's traces are complete (before, during, after a window)
         overhead   step times without, before, in and after a window, 20,000 kernels a second
@@ -13,6 +13,7 @@
         leave      CUPTI taken out of the process after the window
         none       times where nothing is asked for, with the library and without
 
+--together: all parts are started at once, and each run takes its turn at the GPUs.
 Two ranks where there are two GPUs, else one. Prints a JSON line for each part; status 1 if one
 failed.
 """
@@ -26,7 +27,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+
+from launch import at_gate, in_turn
 
 HERE = os.path.abspath(__file__)
 
@@ -122,6 +126,8 @@ class Job:
         self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", self.rank)))
         torch.cuda.set_device(self.device)
+        torch.ones(1, device=self.device)
+        at_gate(int(os.environ["RECORD_TEST_RANK"]))  # windows are counted from the communicator on
         faulthandler.dump_traceback_later(float(os.environ["RECORD_TEST_LIMIT"]) - 9)
         dist.init_process_group(
             "nccl", init_method=os.environ["RECORD_TEST_MEET"], rank=self.rank,
@@ -378,6 +384,8 @@ def rank_ends(folder):
         raise SystemExit(9)
 
 
+TURN = []  # the lock, where runs take turns
+
 # ---- runs ----------------------------------------------------------------------------------
 
 
@@ -389,21 +397,30 @@ def gpus():
 def run(library, part, ranks, record, window, limit=60, extra=None, mode="observe"):
     """Ranks of one run: (status, RESULTs, stderr lines of ours, recorded JSON) each."""
     folder = tempfile.mkdtemp(prefix="ep-record-")
-    jobs = []
+    jobs, gate = [], os.path.join(folder, "gate")
     for r in range(ranks):
         env = dict(os.environ, RANK=str(r), WORLD_SIZE=str(ranks), LOCAL_RANK=str(r),
                    RECORD_TEST_MEET=f"file://{folder}/meet", RECORD_TEST_LIMIT=str(limit),
-                   **(extra or {}))
+                   RECORD_TEST_RANK=str(r), **(extra or {}))
+        if TURN:
+            env["EP_TEST_GATE"] = gate
         if library:
             env.update(LD_PRELOAD=library, EP_OVERLAP_INTERPOSE=mode)
         if record:
             env.update(EP_OVERLAP_RECORD=folder, EP_OVERLAP_RECORD_WINDOW=window)
         jobs.append(subprocess.Popen([sys.executable, HERE, "--rank", part, folder], env=env,
                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-    out = []
+    if not TURN:
+        return gather(jobs, folder, limit)
+    with in_turn(TURN[0], gate, jobs):
+        return gather(jobs, folder, limit)
+
+
+def gather(jobs, folder, limit):
+    out, until = [], time.time() + limit
     for r, job in enumerate(jobs):
         try:
-            text, errors = job.communicate(timeout=limit)
+            text, errors = job.communicate(timeout=max(0.5, until - time.time()))
         except subprocess.TimeoutExpired:
             job.kill()
             text, errors = job.communicate()
@@ -434,6 +451,12 @@ def show(name, value):
     print(name + " " + json.dumps(value), flush=True)
 
 
+def side_by_side(call, names):
+    """{name: call(name)}, started at once where runs take turns."""
+    with concurrent.futures.ThreadPoolExecutor(len(names) if TURN else 1) as pool:
+        return dict(zip(names, pool.map(call, names)))
+
+
 def part_compare(library, ranks):
     bad = 0
     runs = run(library, "compare", ranks, True, "6s-8s", 28)
@@ -457,9 +480,11 @@ def part_carried(library, ranks):
         print("carried: left out, two GPUs are needed", flush=True)
         return 0
     bad = 0
-    for mode in ("observe", "accelerate"):
-        marks = {"EP_OVERLAP_RECORD_MARK": "1"}
-        for r in run(library, "steps", ranks, True, "1s-2.5s", 18, marks, mode):
+    marks = {"EP_OVERLAP_RECORD_MARK": "1"}
+    runs = side_by_side(lambda mode: run(library, "steps", ranks, True, "1s-2.5s", 18, marks, mode),
+                        ("observe", "accelerate"))
+    for mode, ranks_ in runs.items():
+        for r in ranks_:
             report = r["report"] or {}
             print(f"carried, {mode}: {r['ours'][:1]}, {report.get('nanoseconds')}", flush=True)
             bad += r["status"] != 0 or not report or report["not_recorded"] is not None
@@ -516,7 +541,8 @@ def part_leave(library, ranks):
 
 def part_none(library, ranks):
     """Nothing asked for: the same as without the library."""
-    runs = {name: overhead(lib, False) for name, lib in (("plain", None), ("library", library))}
+    libraries = {"plain": None, "library": library}
+    runs = side_by_side(lambda name: overhead(libraries[name], False), libraries)
     for name, r in runs.items():
         for body in r["results"]:
             print(f"none {name} {body['body']}: " + ", ".join(
@@ -558,14 +584,19 @@ def main():
     parser.add_argument("library")
     parser.add_argument("parts", nargs="*", default=list(PARTS))
     parser.add_argument("--ranks", type=int, default=min(2, gpus()))
-    options = parser.parse_args()
+    parser.add_argument("--together", action="store_true")
+    options = parser.parse_intermixed_args()
     ranks = min(options.ranks, gpus())
     if ranks == 0:
         print("record.py: no GPU here: nothing was run", file=sys.stderr)
         return 2
     if ranks == 1:
         print("record.py: one GPU: exchanges of one rank with itself", flush=True)
-    failed = [p for p in options.parts if PARTS[p](os.path.abspath(options.library), ranks)]
+    if options.together:
+        TURN.append(threading.Lock())
+    with concurrent.futures.ThreadPoolExecutor(len(options.parts) if TURN else 1) as pool:
+        bad = pool.map(lambda p: PARTS[p](os.path.abspath(options.library), ranks), options.parts)
+        failed = [p for p, wrong in zip(options.parts, bad) if wrong]
     print("failed: " + (" ".join(failed) or "none"), flush=True)
     return 1 if failed else 0
 
