@@ -9,6 +9,7 @@
         groups     process groups made, used and destroyed; one aborted
         crash      a rank that dies of a signal inside a step
         plain      python without torch, with threads and processes
+        reopen     python without torch that opens the job's NCCL, uses it and closes it, again and again
 
 --together: all parts are started at once, and each run takes its turn at the GPUs.
 Two ranks where there are two GPUs, else one. Each part prints a digest of what its ranks saw;
@@ -30,6 +31,7 @@ import time
 from launch import at_gate, in_turn
 
 HERE = os.path.abspath(__file__)
+ALONE = ("plain", "reopen")  # one rank without torch
 MB = 1 << 20
 
 
@@ -154,18 +156,51 @@ def rank_plain():
         t.join()
 
 
+def rank_reopen():
+    """One rank's communicator in an NCCL that is opened and closed three times."""
+    import _ctypes
+    import ctypes
+
+    path = os.environ["PRELOAD_TEST_NCCL"]
+    for _ in range(3):
+        nccl = ctypes.CDLL(path)
+        number = ctypes.c_int()
+        print(nccl.ncclGetVersion(ctypes.byref(number)), number.value, flush=True)
+        for _ in range(100):
+            nccl.ncclGroupStart()
+            nccl.ncclGroupEnd()
+        comm, device = ctypes.c_void_p(), ctypes.c_int(0)
+        print(nccl.ncclCommInitAll(ctypes.byref(comm), 1, ctypes.byref(device)), flush=True)
+        print(nccl.ncclCommDestroy(comm), flush=True)
+        _ctypes.dlclose(nccl._handle)
+        with open("/proc/self/maps") as maps:
+            print("libnccl.so" in maps.read(), flush=True)
+
+
+def nccl_path():
+    """torch's own NCCL, without torch."""
+    import importlib.util
+
+    spec = importlib.util.find_spec("nvidia")
+    for folder in spec.submodule_search_locations if spec else []:
+        path = os.path.join(folder, "nccl", "lib", "libnccl.so.2")
+        if os.path.exists(path):
+            return path
+    return "libnccl.so.2"
+
+
 # ---- runs ----------------------------------------------------------------------------------
 
 
 def run(library, mode, part, ranks, extra, limit, turn):
     folder = tempfile.mkdtemp(prefix="ep-preload-")
     gate = os.path.join(folder, "gate")
-    if turn and part != "plain":
+    if turn and part not in ALONE:
         extra = dict(extra, EP_TEST_GATE=gate)
     jobs = []
     for r in range(ranks):
         env = dict(os.environ, RANK=str(r), WORLD_SIZE=str(ranks),
-                   PRELOAD_TEST_MEET=f"file://{folder}/meet", **extra)
+                   PRELOAD_TEST_MEET=f"file://{folder}/meet", PRELOAD_TEST_NCCL=nccl_path(), **extra)
         if mode != "plain":
             env.update(LD_PRELOAD=library, EP_OVERLAP_INTERPOSE=mode)
         if mode == "observe":
@@ -220,7 +255,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("library")
     parser.add_argument("parts", nargs="*",
-                        default=["segments", "loaders", "groups", "crash", "plain"])
+                        default=["segments", "loaders", "groups", "crash", "plain", "reopen"])
     parser.add_argument("--together", action="store_true")
     options = parser.parse_intermixed_args()
     gpus = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.count("GPU ")
@@ -235,7 +270,7 @@ def main():
         cases += [(f"segments-{word}", {"PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{word}"})
                   for word in words] or [(part, None)]
     with concurrent.futures.ThreadPoolExecutor(len(cases) if turn else 1) as pool:
-        bad = list(pool.map(lambda case: same(library, case[0], 1 if case[0] == "plain" else ranks,
+        bad = list(pool.map(lambda case: same(library, case[0], 1 if case[0] in ALONE else ranks,
                                               turn, case[1]), cases))
     failed = [name for (name, _), wrong in zip(cases, bad) if wrong]
     print("failed: " + (" ".join(failed) or "none"), flush=True)

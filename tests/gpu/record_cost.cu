@@ -14,8 +14,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <dlfcn.h>
+#include <sched.h>
 #include <string>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 
@@ -149,8 +151,12 @@ static const variant variants[] = {
     {"registered", "buffers registered, nothing on"},
     {"copies", "copies alone (no kernels)"},
     {"kernels", "CONCURRENT_KERNEL alone"},
-    {"all", "kernels, copies, sets, a subscriber: the recorder"},
+    {"all", "kernels, copies, sets, a subscriber"},
     {"nosub", "the same without a subscriber"},
+    {"probed", "without one, but for a look every 50 ms whether there is another: the recorder"},
+    {"nosublat", "without one, latency timestamps and launch attributes explicitly off"},
+    {"nosubpin", "without one, profiling data in pinned host memory"},
+    {"nosubker", "without one, CONCURRENT_KERNEL alone"},
     {"serial", "KERNEL in place of CONCURRENT_KERNEL"},
     {"zeroed", "all, buffers zeroed by us beforehand"},
     {"oneset", "all, one buffer for all threads"},
@@ -186,6 +192,13 @@ static bool is(const std::string &name, std::initializer_list<const char *> of) 
     return std::find(of.begin(), of.end(), name) != of.end();
 }
 
+static void probe() {
+    for (void *s = nullptr;; std::this_thread::sleep_for(std::chrono::milliseconds(50))) {
+        TRY(c.subscribe(&s, on_call, nullptr));
+        TRY(c.unsubscribe(s));
+    }
+}
+
 static void switch_on(const std::string &v) {
     if (is(v, {"none", "opened"}))
         return;
@@ -194,7 +207,7 @@ static void switch_on(const std::string &v) {
         set_attribute(5, 1);
     if (v == "oneset")
         set_attribute(9, 0);
-    if (v == "pinned")
+    if (is(v, {"pinned", "nosubpin"}))
         set_attribute(8, 1);
     if (v == "large") {
         buffer_bytes = 8 << 20;
@@ -205,14 +218,16 @@ static void switch_on(const std::string &v) {
         memset(b, 0, buffer_bytes);
         spare.push_back(b);
     }
-    if (v != "registered" && v != "nosub")
+    if (v == "probed")
+        std::thread(probe).detach();
+    else if (!is(v, {"registered", "nosub", "nosublat", "nosubpin", "nosubker"}))
         TRY(c.subscribe(&subscriber, on_call, nullptr));
     if (v == "subscribed")
         return;
     TRY(c.callbacks(requested, completed));
     if (v == "registered")
         return;
-    if (v == "latency") {
+    if (is(v, {"latency", "nosublat"})) {
         TRY(c.latency(0));
         TRY(c.launch_attributes(0));
     }
@@ -220,7 +235,7 @@ static void switch_on(const std::string &v) {
         TRY(c.device_graph(0));
     if (v != "copies")
         TRY(c.enable(v == "serial" ? KERNEL : CONCURRENT));
-    if (v != "kernels") {
+    if (!is(v, {"kernels", "nosubker"})) {
         TRY(c.enable(COPY));
         TRY(c.enable(PEER));
         TRY(c.enable(SET));
@@ -247,6 +262,11 @@ static int child(const char *path, const std::string &v, int device) {
         switch_on(v);
     if (cudaSetDevice(device) != cudaSuccess || cudaFree(nullptr) != cudaSuccess)
         return 1;
+    cpu_set_t cores; // few, or the scheduler's choice is in the figures; CUPTI's thread has room
+    CPU_ZERO(&cores);
+    for (int i = 0; i < 4; i++)
+        CPU_SET(2 + 6 * device + i, &cores);
+    (void)sched_setaffinity(0, sizeof cores, &cores);
     measure();
     const cost before = measure();
     if (!early)
