@@ -7,7 +7,7 @@
  * rank's own tokens these make the routing of an ordinary plan among the node's ranks.  After
  * it the places of rows on the link follow from the same numbers on both ends.
  */
-#include "moe/moe.h"
+#include "moe/link.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
  * link_maps.c - flex across nodes: where rows lie on the link and in its slots, once the
  * node's own maps are there.
  */
-#include "moe/moe.h"
+#include "moe/link.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -10,7 +10,7 @@
  *
  * All that goes to other nodes, credits too, goes by one queue in the same order everywhere.
  */
-#include "moe/moe.h"
+#include "moe/link.h"
 
 static void issue(moe_pass *p, const epo_exchange *x, moe_bytes kind, epo_deps *deps) {
     epo_group *g = p->group;

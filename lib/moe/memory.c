@@ -4,7 +4,7 @@
  * the forward's rows again in the backward pass: kept expert-major, kept one a token and
  * rank (flex), or sent once more.
  */
-#include "moe/moe.h"
+#include "moe/link.h"
 
 #include <inttypes.h>
 

@@ -15,7 +15,7 @@
  * No cycle: within a queue an exchange stands behind the local operations it waits
  * for, and what those wait for stands earlier in the peers' queues.
  */
-#include "moe/moe.h"
+#include "moe/link.h"
 
 #include <stdlib.h>
 

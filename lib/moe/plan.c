@@ -4,7 +4,7 @@
  * and whether its arguments were right, in one record; so all ranks return the
  * same error and none waits for rows that never come.
  */
-#include "moe/moe.h"
+#include "moe/link.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
