@@ -3,7 +3,7 @@
  * endure.c - what takes long or ends badly: a process that is stopped in the middle of
  * its passes, and the same pass again and again.
  *
- *   endure [e4m3] stopped|repeats [RANKS [TIMES]]
+ *   endure [e4m3] stopped|repeats [RANKS [TIMES [VARIANT]]]
  *
  * e4m3: everything by flex, with e4m3 on the wire.  Variants: alltoall and flex, in one
  * and in two chunks.  Rank r is on GPU r modulo their number.
@@ -229,8 +229,11 @@ int main(int argc, char **argv) {
     const bool stops = argc > at && strcmp(argv[at], "stopped") == 0;
     const int ranks = argc > at + 1 ? (int)strtol(argv[at + 1], NULL, 10) : 2;
     times = argc > at + 2 ? (int)strtol(argv[at + 2], NULL, 10) : times;
+    const int only = argc > at + 3 ? (int)strtol(argv[at + 3], NULL, 10) : -1;
     if (argc <= at || (!stops && strcmp(argv[at], "repeats") != 0) || ranks < 2 || ranks > RANKS) {
-        fprintf(stderr, "usage: endure [e4m3] stopped|repeats [RANKS 2..%d [TIMES]]\n", RANKS);
+        fprintf(stderr,
+                "usage: endure [e4m3] stopped|repeats [RANKS 2..%d [TIMES [VARIANT 0..3]]]\n",
+                RANKS);
         return 2;
     }
     if (stops) { /* before this process has touched CUDA */
@@ -239,12 +242,12 @@ int main(int argc, char **argv) {
         snprintf(port, sizeof port, "%d", (int)getpid());
         setenv("MASTER_PORT", port, 1);
         for (int v = 0; v < 4 && devices > 0; v++)
-            if (wire == EPO_WIRE_ROWS || v % 2)
+            if ((wire == EPO_WIRE_ROWS || v % 2) && (only < 0 || only == v))
                 test_stopped(ranks, devices, v);
         return devices > 0 ? test_failed : 3;
     }
     for (int v = 0; v < 4; v++)
-        if (wire == EPO_WIRE_ROWS || v % 2)
+        if ((wire == EPO_WIRE_ROWS || v % 2) && (only < 0 || only == v))
             test_repeats(ranks, v);
     return test_failed;
 }
