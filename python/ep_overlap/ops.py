@@ -297,7 +297,7 @@ def combine_weights(rows: torch.Tensor, row_dweights: Optional[torch.Tensor],
     y, dweights, keep = plan.empty_tokens(), None, None
     rows = _rows(plan, rows, "rows")
     if row_dweights is not None:
-        dweights = torch.zeros(max(1, plan.tokens), plan.top_k, dtype=torch.float32, device=plan.group.device)
+        dweights = torch.empty(max(1, plan.tokens), plan.top_k, dtype=torch.float32, device=plan.group.device)
         keep = _need(row_dweights, "row_dweights", (plan.rows,), torch.float32, plan.group.device)
         if keep.numel() == 0:  # nothing to give, but the others count on the call
             keep = torch.zeros(1, device=plan.group.device)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """A MoELayer in torch.cuda.graph, forward and backward, replayed with other inputs, against the
-same layer without a graph.
+same layer without a graph, with both dispatchers.
 
     python_graph.py            PYTHONPATH=python, EP_OVERLAP_LIBRARY and the engine beside it
 
@@ -32,7 +32,8 @@ def rank_main():
     rank = int(os.environ["RANK"])
     torch.cuda.set_device(rank % torch.cuda.device_count())
     device = torch.device("cuda", torch.cuda.current_device())
-    group = ep_overlap.Group(engine="cuda", overlap=True, dispatcher="alltoall", delay_wgrad=False, timeout_s=20)
+    group = ep_overlap.Group(engine="cuda", overlap=True, dispatcher=os.environ["DISPATCHER"], delay_wgrad=False,
+                             timeout_s=20)
     shape = dict(hidden=H, ffn=F, experts=E, top_k=K, max_tokens=T, capacity_factor=1.25,
                  overflow="drop_by_weight", pad_to_capacity=True)
     plain = ep_overlap.MoELayer(group, **shape)
@@ -92,7 +93,9 @@ def rank_main():
 def main():
     if "RANK" in os.environ:
         return rank_main()
-    status = launch(HERE, R, 60)
+    status = 0
+    for dispatcher in ("alltoall", "flex"):
+        status = launch(HERE, R, 60, environment={"DISPATCHER": dispatcher}, name=dispatcher + ": rank") or status
     print("python graph: %s" % ("ok" if status == 0 else "FAILED"))
     return 1 if status else 0
 

@@ -92,6 +92,7 @@ class Buffer(LowLatency):
         self._windows = Windows(group, "flex")
         self._comm = torch.cuda.Stream(priority=-1) if torch.cuda.is_available() else None
         self._numbers: Optional[torch.Tensor] = None
+        self._blank: Dict[Any, torch.Tensor] = {}
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
@@ -133,12 +134,13 @@ class Buffer(LowLatency):
                              "multiple of %d ranks" % (
                                  topk_idx.dtype, list(topk_idx.shape), num_experts, self.group_size))
 
-        def work() -> Any:
+        # On the current stream, which it does not hold up for longer than another would; it only has to wait
+        # for an event of another stream.
+        if previous_event is not None and previous_event.event is not None:
+            previous_event.event.wait_elsewhere()
+        with torch.no_grad():
             per_rank, per_expert, inside = pack.layout(topk_idx.contiguous(), num_experts, self.group_size)
-            return per_rank, None, per_expert, inside
-
-        out, event = on_stream(self._comm, (topk_idx,), previous_event, async_finish, work)
-        return (*out, event)
+        return per_rank, None, per_expert, inside, EventOverlap(EventHandle() if async_finish else None)
 
     # ---- dispatch ----
 
@@ -151,17 +153,30 @@ class Buffer(LowLatency):
     def _rows(self, handle: Handle, x: torch.Tensor) -> torch.Tensor:
         """Rows alone, on the way of `handle`."""
         h, width = x.shape[1], handle.width(x.shape[1])
-        packed = x.contiguous() if width == h else pack.pack(x, None, None, width)
+        packed = self._wide(x, width)
         rows = ops.dispatch_rows(packed, self._plan(handle, width, x.dtype))
         handle.rows = rows.shape[0]
         return rows if width == h else rows[:, :h].contiguous()
+
+    def _wide(self, x: torch.Tensor, width: int) -> torch.Tensor:
+        """x with columns behind its own that nobody reads."""
+        n, more = x.shape[0], width - x.shape[1]
+        if more == 0:
+            return x.contiguous()
+        key = more, x.dtype
+        if key not in self._blank or self._blank[key].shape[0] < n:
+            self._blank[key] = torch.zeros(n * 5 // 4, more, dtype=x.dtype, device=x.device)
+            if self._comm is not None:  # (combines of any stream read it)
+                torch.cuda.current_stream().synchronize()
+        return torch.cat((x, self._blank[key][:n]), 1)
 
     def _routed_rows(self, handle: Handle, x: torch.Tensor, index: torch.Tensor, weights: Optional[torch.Tensor],
                      local: int) -> Any:
         """Rows with their indices and weights, and how many there are of each local expert (on the device)."""
         k, h = index.shape[1], x.shape[1]
         width = handle.width(h)
-        weights = None if weights is None else weights.to(torch.float32).contiguous()
+        if weights is not None:
+            weights = weights.to(torch.float32).contiguous()
         packed = pack.pack(x.contiguous(), index.contiguous(), weights, width)
         came = ops.dispatch_rows(packed, self._plan(handle, width, x.dtype))
         handle.rows = came.shape[0]
@@ -247,7 +262,7 @@ class Buffer(LowLatency):
                 y, _ = ops.combine_weights(packed, None, self._plan(handle, width, x.dtype))
                 y, back = pack.join(y, h, weights.shape[1])
             else:
-                packed = rows if width == h else pack.pack(rows, None, None, width)
+                packed = self._wide(rows, width)
                 y, _ = ops.combine_weights(packed, None, self._plan(handle, width, x.dtype))
                 y = y if width == h else y[:, :h].contiguous()
             if biases:
@@ -259,7 +274,7 @@ class Buffer(LowLatency):
         return (*out, event)
 
 
-def _lengthen(x: Optional[torch.Tensor], rows: int, fill: Any) -> Optional[torch.Tensor]:
+def _lengthen(x: Optional[torch.Tensor], rows: int, fill: Any) -> Any:
     """x with rows behind its own up to `rows`."""
     if x is None:
         return None

@@ -34,6 +34,7 @@ class HybridEPBuffer:
         self.group, self.hidden_dim, self.num_local_experts = group, hidden_dim, num_local_experts
         self._windows = Windows(group, "flex")
         self._most = 0
+        self._overflow: Optional[torch.Tensor] = None
 
     def destroy(self) -> None:
         """After the last handle is gone. [collective]"""
@@ -93,8 +94,9 @@ class HybridEPBuffer:
             if handle is None:
                 ends = plan.first[1:] + [plan.rows]
                 sizes = torch.tensor([end - at for at, end in zip(plan.first, ends)], dtype=torch.int64)
-                overflow = torch.zeros(1, dtype=torch.bool, device=hidden.device)
-                handle = (way, sizes, experts, None, None, None, None, None, None, None, overflow)
+                if self._overflow is None:
+                    self._overflow = torch.zeros(1, dtype=torch.bool, device=hidden.device)
+                handle = (way, sizes, experts, None, None, None, None, None, None, None, self._overflow)
         return out[0], row_probs, out[1] if scaling_factor is not None else None, handle[1].clone(), handle
 
     def combine_with_unpermute(self, hidden: torch.Tensor, probs: Optional[torch.Tensor] = None, handle: Any = None,

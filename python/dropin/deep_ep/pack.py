@@ -72,18 +72,15 @@ def layout_torch(index: torch.Tensor, experts: int, ranks: int) -> Three:
     return inside.sum(0, dtype=torch.int32), count[:experts], inside
 
 
-def pack_torch(x: torch.Tensor, index: Optional[torch.Tensor], weights: Optional[torch.Tensor],
-               width: int) -> torch.Tensor:
+def pack_torch(x: torch.Tensor, index: torch.Tensor, weights: Optional[torch.Tensor], width: int) -> torch.Tensor:
     """x [T, H] bf16, index [T, K], weights [T, K] -> bf16 [T, width]; columns that nobody reads are left as they are."""
     out = torch.empty(x.shape[0], width, dtype=x.dtype, device=x.device)
-    h = x.shape[1]
+    h, k = x.shape[1], index.shape[1]
     out[:, :h] = x
-    if index is not None:
-        k = index.shape[1]
-        words = out.view(torch.int16)
-        words[:, h : h + 2 * k] = halves(index.to(torch.int32))
-        if weights is not None:
-            words[:, h + 2 * k : h + 4 * k] = halves(weights)
+    words = out.view(torch.int16)
+    words[:, h : h + 2 * k] = halves(index.to(torch.int32))
+    if weights is not None:
+        words[:, h + 2 * k : h + 4 * k] = halves(weights)
     return out
 
 
@@ -298,11 +295,7 @@ def layout(index: torch.Tensor, experts: int, ranks: int) -> Three:
     return _run(fast, lambda: layout_torch(index, experts, ranks), index)
 
 
-def pack(x: torch.Tensor, index: Optional[torch.Tensor], weights: Optional[torch.Tensor],
-         width: int) -> torch.Tensor:
-    if index is None:
-        return pack_torch(x, None, None, width)
-
+def pack(x: torch.Tensor, index: torch.Tensor, weights: Optional[torch.Tensor], width: int) -> torch.Tensor:
     def fast(kernels: Any) -> Any:
         t, h, k = x.shape[0], x.shape[1], index.shape[1]
         out = torch.empty(t, width, dtype=x.dtype, device=x.device)

@@ -12,13 +12,19 @@ class EventHandle:
 
     def __init__(self) -> None:
         self._event: Optional[torch.cuda.Event] = None
-        if torch.cuda.is_available():
-            self._event = torch.cuda.Event()
-            self._event.record(torch.cuda.current_stream())
+        self._stream: Optional[torch.cuda.Stream] = None
+        if torch.cuda.is_initialized():
+            self._event, self._stream = torch.cuda.Event(), torch.cuda.current_stream()
+            self._event.record(self._stream)
 
     def current_stream_wait(self) -> None:
         if self._event is not None:
             torch.cuda.current_stream().wait_event(self._event)
+
+    def wait_elsewhere(self) -> None:
+        """current_stream_wait, unless it is the current stream's own."""
+        if self._event is not None and self._stream != torch.cuda.current_stream():
+            self.current_stream_wait()
 
 
 class EventOverlap:
