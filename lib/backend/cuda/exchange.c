@@ -147,6 +147,26 @@ static cudaError_t copies_batch(epo_queue *q, copies *c) {
 #endif
 }
 
+static size_t step(const void *from, const void *to) {
+    return (size_t)((const char *)to - (const char *)from);
+}
+
+/* Copies from the i-th on of the same bytes, the same distances apart, to one place: one of two
+ * dimensions.  Experts' rows, padded to a capacity, that go back to a rank are that. */
+static size_t copies_even(const copies *c, size_t i) {
+    size_t n = 1;
+    if (i + 1 >= c->count)
+        return 1;
+    const size_t to = c->bytes[i], from = step(c->src[i], c->src[i + 1]);
+    if (from < to || from > INT32_MAX || to > INT32_MAX)
+        return 1;
+    while (i + n < c->count && c->bytes[i + n] == to &&
+           step(c->dst[i + n - 1], c->dst[i + n]) == to &&
+           step(c->src[i + n - 1], c->src[i + n]) == from)
+        n++;
+    return n;
+}
+
 static epo_status copies_run(epo_queue *q, copies *c, const char *phase) {
     epo_backend *be = q->be;
     if (c->count > 1 && be->batch_copies && q->capture == 0) { /* graphs have no such node */
@@ -158,10 +178,18 @@ static epo_status copies_run(epo_queue *q, copies *c, const char *phase) {
         (void)cudaGetLastError();
         be->batch_copies = false;
     }
-    for (size_t i = 0; i < c->count; i++)
-        GPU_TRY(be, phase,
-                cudaMemcpyAsync(c->dst[i], c->src[i], c->bytes[i], cudaMemcpyDeviceToDevice,
-                                q->stream));
+    for (size_t i = 0, n; i < c->count; i += n) {
+        n = copies_even(c, i);
+        if (n == 1)
+            GPU_TRY(be, phase,
+                    cudaMemcpyAsync(c->dst[i], c->src[i], c->bytes[i], cudaMemcpyDeviceToDevice,
+                                    q->stream));
+        else
+            GPU_TRY(be, phase,
+                    cudaMemcpy2DAsync(c->dst[i], c->bytes[i], c->src[i],
+                                      step(c->src[i], c->src[i + 1]), c->bytes[i], n,
+                                      cudaMemcpyDeviceToDevice, q->stream));
+    }
     return EPO_OK;
 }
 
@@ -175,6 +203,14 @@ static int pack_blocks(const epo_queue *q, const epo_exchange *x) {
     return x->way == EPO_WAY_ENGINES && !x->alone ? q->be->pack_sms : q->be->sms;
 }
 
+/* Is there anything for a kernel beside the copies? */
+static bool second_stream(const epo_queue *q, const epo_exchange *x) {
+    for (int i = 0; i < x->nsend; i++)
+        if (x->send[i].rows > 0 && (x->send[i].peer == q->be->rank || x->send[i].index != NULL))
+            return true;
+    return false;
+}
+
 /* Gathered rows would have to be packed for a copy engine, and each piece costs the CPU
  * a copy: at a pass's beginning, when they come, SMs idle anyway. */
 static bool by_kernel(const epo_queue *q, const epo_exchange *x) {
@@ -186,7 +222,8 @@ static bool by_kernel(const epo_queue *q, const epo_exchange *x) {
             gathered = gathered || x->send[i].index != NULL;
             pieces++;
         }
-    return x->counter != NULL || q->kind != EPO_QUEUE_COMM ||
+    /* Replayed: nothing is packed, and there is one stream. */
+    return (x->counter != NULL && second_stream(q, x)) || q->kind != EPO_QUEUE_COMM ||
            ((gathered || x->alone) && !by_engines(q, x)) || bytes < pieces * q->be->small_piece;
 }
 
@@ -316,14 +353,6 @@ static epo_status keep(epo_queue *q, const epo_exchange *x, cudaStream_t stream,
         if (x->send[i].peer == q->be->rank && x->send[i].rows > 0)
             status = table_add(&t, x->window->base + x->send[i].dst_offset, &x->send[i]);
     return status == EPO_OK ? table_flush(&t) : status;
-}
-
-/* Is there anything for a kernel beside the copies? */
-static bool second_stream(const epo_queue *q, const epo_exchange *x) {
-    for (int i = 0; i < x->nsend; i++)
-        if (x->send[i].rows > 0 && (x->send[i].peer == q->be->rank || x->send[i].index != NULL))
-            return true;
-    return false;
 }
 
 /* To peers by copy engines, then their flags; own rows were packed along, or go
