@@ -10,17 +10,9 @@
  * run again by itself with `bulk BLOCK (SEED + b) RANKS`.  Blocks are shared out to as many
  * GROUPS in each process; no buffer begins after SECONDS.
  */
-#include "gpu_test.h"
-#include "reference.h"
+#include "fixture.h"
 
-#include "backend/engine.h"
-
-#include <pthread.h>
-#include <stdatomic.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 enum {
     BLOCK = 100,
@@ -32,10 +24,17 @@ enum {
     MAX_FFN = 64,
     MAX_TOKENS = 40,
     MAX_TOP_K = 6,
-    MAX_ROWS = MAX_TOKENS * MAX_HIDDEN,
-    MAX_SLOTS = MAX_TOKENS * MAX_TOP_K,
     MAX_WEIGHTS = MAX_LOCAL * MAX_HIDDEN * MAX_FFN
 };
+/* What every layer's arrays fit into. */
+static const ref_case largest = {.ranks = 1,
+                                 .experts = MAX_LOCAL,
+                                 .hidden = MAX_HIDDEN,
+                                 .ffn = MAX_FFN,
+                                 .top_k = MAX_TOP_K,
+                                 .tokens = MAX_TOKENS,
+                                 .type = EPO_F32,
+                                 .wgrad_type = EPO_F32};
 
 typedef struct board {
     _Atomic int layers, failed, blocks, broken;
@@ -63,20 +62,13 @@ typedef struct rank_state {
     cudaStream_t stream;
     epo_group *group;
     epo_buffer *buffer;
-    char *stage;                  /* pinned; inputs */
-    char *w1, *w2, *dw1, *dw2;    /* device */
-    char *x, *dy, *y, *dx, *back; /* back: pinned; results */
-    float *weights, *dweights;
-    int64_t *experts;
+    char *stage; /* pinned; inputs: w1, w2, then a test_stage */
+    char *back;  /* pinned; results */
+    test_arrays a;
 } rank_state;
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 static void spent(_Atomic int64_t *sum, double since) {
-    atomic_fetch_add(sum, (int64_t)(1e9 * (now() - since)));
+    atomic_fetch_add(sum, (int64_t)(1e9 * (test_now() - since)));
 }
 
 /* ---- what follows from the seed ---- */
@@ -116,102 +108,51 @@ static ref_case layer_case(const block *k, int i) {
 /* ---- one rank ---- */
 
 static void memory_open(rank_state *s) {
-    s->w1 = test_device((uint64_t)2 * MAX_WEIGHTS * 4, 0);
-    s->w2 = test_device((uint64_t)MAX_WEIGHTS * 4, 0);
-    s->dw1 = test_device((uint64_t)2 * MAX_WEIGHTS * 4, 0);
-    s->dw2 = test_device((uint64_t)MAX_WEIGHTS * 4, 0);
-    s->x = test_device((uint64_t)MAX_ROWS * 4, 0xff);
-    s->dy = test_device((uint64_t)MAX_ROWS * 4, 0xff);
-    s->y = test_device((uint64_t)MAX_ROWS * 4, 0xff);
-    s->dx = test_device((uint64_t)MAX_ROWS * 4, 0xff);
-    s->weights = test_device((uint64_t)MAX_SLOTS * 4, 0xff);
-    s->dweights = test_device((uint64_t)MAX_SLOTS * 4, 0xff);
-    s->experts = test_device((uint64_t)MAX_SLOTS * 8, 0xff);
-    const uint64_t bytes = (uint64_t)3 * MAX_WEIGHTS * 4 + 2 * MAX_ROWS * 4 + MAX_SLOTS * 12 + 64;
+    const uint64_t bytes = (uint64_t)3 * MAX_WEIGHTS * 4 + test_stage_bytes(&largest);
+    test_arrays_open(&s->a, &largest);
+    s->a.w1 = test_device((uint64_t)2 * MAX_WEIGHTS * 4, 0);
+    s->a.w2 = test_device((uint64_t)MAX_WEIGHTS * 4, 0);
     TEST_CUDA(cudaHostAlloc((void **)&s->stage, bytes, 0));
     TEST_CUDA(cudaHostAlloc((void **)&s->back, bytes, 0));
 }
 
 static void memory_close(rank_state *s) {
-    void *all[] = {s->w1, s->w2, s->dw1,     s->dw2,      s->x,      s->dy,
-                   s->y,  s->dx, s->weights, s->dweights, s->experts};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        cudaFree(all[i]);
+    test_arrays_close(&s->a);
     cudaFreeHost(s->stage);
     cudaFreeHost(s->back);
     cudaStreamDestroy(s->stream);
 }
 
-static void send(rank_state *s, void *device, const char *host, uint64_t bytes) {
-    TEST_CUDA(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, s->stream));
-}
-
 /* Weights and rows by the stream's order; outputs poisoned. */
 static void inputs_send(rank_state *s, const ref_case *c) {
-    const uint64_t local = (uint64_t)(c->experts / c->ranks), n = (uint64_t)(c->ffn * c->hidden);
-    const uint64_t size = test_size(c->type), wsize = test_size(c->wgrad_type);
-    const int tokens = ref_tokens(c, s->rank);
-    const uint64_t rows = (uint64_t)tokens * (uint64_t)c->hidden,
-                   slots = (uint64_t)(tokens * c->top_k);
-    char *w1 = s->stage, *w2 = w1 + 2 * local * n * 4, *x = w2 + local * n * 4, *dy = x + rows * 4;
-    int64_t *e = (int64_t *)(void *)(dy + (rows * 4 + 7) / 8 * 8);
-    float *w = (float *)(void *)(e + slots);
-    for (uint64_t i = 0; i < local; i++) {
-        for (uint64_t k = 0; k < 2 * n; k++)
-            test_store(w1, i * 2 * n + k, c->type, ref_w1(c, s->rank * (int)local + (int)i, k));
-        for (uint64_t k = 0; k < n; k++)
-            test_store(w2, i * n + k, c->type, ref_w2(c, s->rank * (int)local + (int)i, k));
-    }
-    for (int t = 0; t < tokens; t++) {
-        for (int h = 0; h < c->hidden; h++) {
-            test_store(x, (uint64_t)(t * c->hidden + h), c->type, ref_row(c, 0, s->rank, 0, t, h));
-            test_store(dy, (uint64_t)(t * c->hidden + h), c->type, ref_row(c, 1, s->rank, 0, t, h));
-        }
-        for (int k = 0; k < c->top_k; k++) {
-            e[t * c->top_k + k] = ref_expert(c, s->rank, 0, t, k);
-            w[t * c->top_k + k] = ref_weight(c, s->rank, 0, t, k);
-        }
-    }
-    send(s, s->w1, w1, 2 * local * n * size);
-    send(s, s->w2, w2, local * n * size);
-    send(s, s->x, x, rows * size);
-    send(s, s->dy, dy, rows * size);
-    send(s, s->experts, (char *)e, slots * 8);
-    send(s, s->weights, (char *)w, slots * 4);
-    TEST_CUDA(cudaMemsetAsync(s->y, 0xff, rows * size, s->stream));
-    TEST_CUDA(cudaMemsetAsync(s->dx, 0xff, rows * size, s->stream));
-    TEST_CUDA(cudaMemsetAsync(s->dweights, 0xff, slots * 4, s->stream));
-    TEST_CUDA(cudaMemsetAsync(s->dw1, 0, 2 * local * n * wsize, s->stream));
-    TEST_CUDA(cudaMemsetAsync(s->dw2, 0, local * n * wsize, s->stream));
+    const uint64_t n = test_weights(c), size = test_size(c->type), wsize = test_size(c->wgrad_type);
+    char *w1 = s->stage, *w2 = w1 + 2 * n * 4;
+    const test_stage stage = test_stage_at(c, s->rank, w2 + (n * 4 + 7) / 8 * 8);
+    test_weights_fill(c, s->rank, false, w1);
+    test_weights_fill(c, s->rank, true, w2);
+    test_stage_fill(c, s->rank, 0, &stage);
+    test_send(s->a.w1, w1, 2 * n * size, s->stream);
+    test_send(s->a.w2, w2, n * size, s->stream);
+    test_stage_send(c, s->rank, &stage, &s->a, s->stream);
+    test_outputs_poison(c, s->rank, 0xff, &s->a, s->stream);
+    TEST_CUDA(cudaMemsetAsync(s->a.dw1, 0, 2 * n * wsize, s->stream));
+    TEST_CUDA(cudaMemsetAsync(s->a.dw2, 0, n * wsize, s->stream));
 }
 
 static epo_status group_open(rank_state *s) {
     const block *k = s->k;
-    epo_engine_group eg = {sizeof eg, EPO_GROUP_CONFIG_INIT, "test"};
-    eg.config.engine = EPO_ENGINE_CUDA;
-    eg.config.rank = s->rank;
-    eg.config.ranks = k->ranks;
+    epo_engine_group eg = test_group(s->rank, k->ranks, 10);
     eg.config.threads = k->world;
     eg.config.overlap = k->overlap;
     eg.config.delay_wgrad = k->delay;
     eg.config.dispatcher = k->dispatcher;
     eg.config.chunks = k->chunks;
-    eg.config.timeout_s = 10;
-    eg.config.warn_s = 5;
     return k->engine->group_create(&eg, &s->group);
 }
 
 static epo_status buffer_open(rank_state *s, int i) {
     const ref_case c = buffer_case(s->k, i);
-    epo_buffer_config bc = EPO_BUFFER_CONFIG_INIT;
-    bc.experts = c.experts;
-    bc.hidden = c.hidden;
-    bc.top_k = c.top_k;
-    bc.max_tokens = c.tokens;
-    bc.type = c.type;
-    bc.capacity = c.capacity;
-    bc.overflow = c.overflow;
-    bc.pad_to_capacity = c.pad;
+    const epo_buffer_config bc = test_buffer(&c);
     epo_buffer *before = s->buffer;
     s->buffer = NULL;
     epo_status status = s->k->engine->buffer_destroy(before);
@@ -221,30 +162,12 @@ static epo_status buffer_open(rank_state *s, int i) {
 /* Everything of one layer is enqueued when this returns. */
 static epo_status layer_issue(rank_state *s, const ref_case *c, epo_layer **layer) {
     const epo_engine *e = s->k->engine;
-    epo_layer_config lc = EPO_LAYER_CONFIG_INIT;
-    epo_routing r = EPO_ROUTING_INIT;
+    const epo_layer_config lc = test_layer(c, &s->a);
+    const epo_routing r = test_routing(c, s->rank, s->a.experts, s->a.weights);
     epo_plan *plan = NULL;
-    epo_saved *saved = NULL;
-    lc.experts = c->experts;
-    lc.hidden = c->hidden;
-    lc.ffn = c->ffn;
-    lc.type = c->type;
-    lc.wgrad_type = c->wgrad_type;
-    lc.w1 = s->w1;
-    lc.w2 = s->w2;
-    lc.dw1 = s->dw1;
-    lc.dw2 = s->dw2;
-    r.tokens = ref_tokens(c, s->rank);
-    r.top_k = c->top_k;
-    r.experts = s->experts;
-    r.weights = s->weights;
     epo_status status = e->layer_create(s->group, &lc, layer);
     if (status == EPO_OK)
-        status = e->plan_create(s->buffer, &r, s->stream, &plan);
-    if (status == EPO_OK)
-        status = e->forward(*layer, plan, s->x, s->y, &saved, s->stream);
-    if (status == EPO_OK)
-        status = e->backward(*layer, saved, s->dy, s->dx, s->dweights, s->stream);
+        status = test_pass(e, s->buffer, *layer, &r, &s->a, s->stream, &plan);
     if (status == EPO_OK)
         status = e->group_wgrad_flush(s->group, s->stream);
     e->plan_release(plan);
@@ -268,38 +191,24 @@ static double error_of(const void *got, const double *want, uint64_t n, epo_dtyp
 /* The largest of the errors over their limits; text names what is beyond. */
 static double judge(rank_state *s, const ref_case *c, const ref_result *want, char *text,
                     size_t size) {
-    const uint64_t tokens = (uint64_t)ref_tokens(c, s->rank), n = (uint64_t)(c->ffn * c->hidden);
-    const uint64_t local = (uint64_t)(c->experts / c->ranks), rows = tokens * (uint64_t)c->hidden;
-    const struct {
-        const char *name;
-        const void *device;
-        uint64_t count;
-        epo_dtype type;
-        const double *want;
-        epo_dtype limit;
-    } out[5] = {
-        {"y", s->y, rows, c->type, want->y, c->type},
-        {"dx", s->dx, rows, c->type, want->dx, c->type},
-        {"dweights", s->dweights, tokens * (uint64_t)c->top_k, EPO_F32, want->dweights, c->type},
-        {"dw1", s->dw1, 2 * n * local, c->wgrad_type, want->dw1, c->type},
-        {"dw2", s->dw2, n * local, c->wgrad_type, want->dw2, c->type},
-    };
+    test_output out[TEST_OUTPUTS];
+    test_outputs(c, s->rank, &s->a, want, out);
     uint64_t at = 0;
     double worst = 0;
     size_t used = 0;
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < TEST_OUTPUTS; i++) {
         TEST_CUDA(cudaMemcpyAsync(s->back + at, out[i].device,
                                   out[i].count * test_size(out[i].type), cudaMemcpyDeviceToHost,
                                   s->stream));
         at += (out[i].count * 4 + 7) / 8 * 8;
     }
-    const double start = now();
+    const double start = test_now();
     TEST_CUDA(cudaStreamSynchronize(s->stream));
     spent(&s->k->b->ns_wait, start);
     at = 0;
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < TEST_OUTPUTS; i++) {
         /* The mean of n errors scatters by 1 / sqrt(n): a few numbers may all be far off. */
-        const double limit = test_limit(out[i].limit) * (1 + 1 / sqrt((double)out[i].count + 1e-9));
+        const double limit = test_limit(c->type) * (1 + 1 / sqrt((double)out[i].count + 1e-9));
         const double e =
             error_of(s->back + at, out[i].want, out[i].count, out[i].type, want->square[i]) / limit;
         at += (out[i].count * 4 + 7) / 8 * 8;
@@ -315,12 +224,12 @@ static epo_status layer_run(rank_state *s, int i) {
     const ref_case c = layer_case(k, i);
     epo_layer *layer = NULL;
     char text[256] = "";
-    double start = now();
+    double start = test_now();
     inputs_send(s, &c);
     epo_status status = layer_issue(s, &c, &layer);
     spent(&k->b->ns_layer, start);
     if (status == EPO_OK) {
-        start = now();
+        start = test_now();
         ref_result want = ref_make(&c, s->rank);
         spent(&k->b->ns_reference, start);
         const double worst = judge(s, &c, &want, text, sizeof text);
@@ -355,7 +264,7 @@ static epo_status layer_run(rank_state *s, int i) {
 /* The same answer for all ranks. */
 static bool goes_on(block *k, int i) {
     int none = 0;
-    atomic_compare_exchange_strong(&k->go[i / PER_BUFFER], &none, now() < k->b->until ? 1 : 2);
+    atomic_compare_exchange_strong(&k->go[i / PER_BUFFER], &none, test_now() < k->b->until ? 1 : 2);
     return atomic_load(&k->go[i / PER_BUFFER]) == 1;
 }
 
@@ -365,7 +274,7 @@ static void *rank_main(void *ctx) {
     TEST_CUDA(cudaSetDevice(s->rank % k->devices));
     TEST_CUDA(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking));
     memory_open(s);
-    double start = now();
+    double start = test_now();
     epo_status status = group_open(s);
     spent(&k->b->ns_group, start);
     if (status != EPO_OK) {
@@ -377,7 +286,7 @@ static void *rank_main(void *ctx) {
         if (i % PER_BUFFER == 0 && !goes_on(k, i))
             break;
         if (i % PER_BUFFER == 0) {
-            start = now();
+            start = test_now();
             status = buffer_open(s, i);
             spent(&k->b->ns_buffer, start);
             if (status != EPO_OK) {
@@ -389,7 +298,7 @@ static void *rank_main(void *ctx) {
         if (status == EPO_OK)
             status = layer_run(s, i);
     }
-    start = now();
+    start = test_now();
     (void)k->engine->buffer_destroy(s->buffer);
     (void)k->engine->group_destroy(s->group);
     spent(&k->b->ns_group, start);
@@ -408,8 +317,7 @@ static void block_run(const epo_engine *engine, board *b, uint64_t seed, int ran
                .ranks = ranks,
                .devices = devices,
                .layers = layers};
-    const double start = now();
-    pthread_t thread[MAX_RANKS];
+    const double start = test_now();
     rank_state state[MAX_RANKS];
     if (ranks == 0)
         k.ranks = r % 4 == 0 ? 1 : r % 4 == 1 ? 4 : 2;
@@ -419,18 +327,15 @@ static void block_run(const epo_engine *engine, board *b, uint64_t seed, int ran
     k.chunks = k.overlap == EPO_ON ? 1 << (r >> 24) % 4 : 1;
     if (engine->world_create(k.ranks, &k.world) != EPO_OK)
         return;
-    for (int i = 0; i < k.ranks; i++) {
-        state[i] = (rank_state){.k = &k, .rank = i};
-        pthread_create(&thread[i], NULL, rank_main, &state[i]);
-    }
     for (int i = 0; i < k.ranks; i++)
-        pthread_join(thread[i], NULL);
+        state[i] = (rank_state){.k = &k, .rank = i};
+    test_threads(k.ranks, rank_main, state, sizeof *state);
     engine->world_destroy(k.world);
     printf("# block 0x%llx, %d ranks, %s %s%s, %d chunks: %d layers in %.2f s\n",
            (unsigned long long)seed, k.ranks,
            k.dispatcher == EPO_DISPATCH_FLEX ? "flex" : "alltoall",
            k.overlap == EPO_ON ? "overlapped" : "serial", k.delay == EPO_ON ? ", delayed" : "",
-           k.chunks, k.done, now() - start);
+           k.chunks, k.done, test_now() - start);
     fflush(stdout);
 }
 
@@ -448,7 +353,7 @@ static void *worker_main(void *ctx) {
     for (;;) {
         const int mine = atomic_fetch_add(&w->b->blocks, 1);
         const int left = w->layers - mine * BLOCK;
-        if (left <= 0 || now() > w->b->until)
+        if (left <= 0 || test_now() > w->b->until)
             return NULL;
         block_run(engine, w->b, w->seed + (uint64_t)mine, w->ranks, devices,
                   left < BLOCK ? left : BLOCK);
@@ -474,7 +379,7 @@ int main(int argc, char **argv) {
     const int layers = (int)strtol(argv[1], NULL, 10);
     const uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 0) : (uint64_t)time(NULL) << 20;
     const int ranks = argc > 3 ? (int)strtol(argv[3], NULL, 10) : 0;
-    const double limit = argc > 4 ? strtod(argv[4], NULL) : 1e9, start = now();
+    const double limit = argc > 4 ? strtod(argv[4], NULL) : 1e9, start = test_now();
     const int workers = argc > 5 ? (int)strtol(argv[5], NULL, 10) : 1;
     const int groups = argc > 6 ? (int)strtol(argv[6], NULL, 10) : 3;
     if (layers < 1 || ranks < 0 || ranks > MAX_RANKS || workers < 1 || workers > 64 || groups < 1 ||
@@ -508,10 +413,11 @@ int main(int argc, char **argv) {
         text, sizeof text,
         "%d of %d layers in %.1f s (1 rank %d, 2 ranks %d, 4 ranks %d); %d wrong, %d broken; ms "
         "of all ranks a layer: group %.2f, buffer %.2f, calls %.2f, reference %.2f, wait %.2f",
-        done, layers, now() - start, atomic_load(&b->by_ranks[1]), atomic_load(&b->by_ranks[2]),
-        atomic_load(&b->by_ranks[4]), failed, broken, each(atomic_load(&b->ns_group), done),
-        each(atomic_load(&b->ns_buffer), done), each(atomic_load(&b->ns_layer), done),
-        each(atomic_load(&b->ns_reference), done), each(atomic_load(&b->ns_wait), done));
+        done, layers, test_now() - start, atomic_load(&b->by_ranks[1]),
+        atomic_load(&b->by_ranks[2]), atomic_load(&b->by_ranks[4]), failed, broken,
+        each(atomic_load(&b->ns_group), done), each(atomic_load(&b->ns_buffer), done),
+        each(atomic_load(&b->ns_layer), done), each(atomic_load(&b->ns_reference), done),
+        each(atomic_load(&b->ns_wait), done));
     test_result(name, ended && done > 0 && failed == 0 && broken == 0, text);
     return test_failed;
 }

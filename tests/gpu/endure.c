@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * endure.c - what takes long or ends badly: a process that is stopped in the middle of
- * its passes, and the same pass again and again.
+ * its passes, one that never comes, the same pass again and again, a program that captures
+ * a graph of its own while the watchdog waits.
  *
  *   endure [e4m3] stopped|repeats [RANKS [TIMES [VARIANT]]]
+ *   endure [e4m3] late|watched
  *
  * e4m3: everything by flex, with e4m3 on the wire.  Variants: alltoall and flex, in one
  * and in two chunks.  Rank r is on GPU r modulo their number.
@@ -11,21 +13,13 @@
 #include "features.h"
 
 #include <signal.h>
-#include <stdatomic.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 enum { LIMIT_S = 2, STOPPED = 1 };
 
 static epo_status make_plan(rank_job *j) {
     epo_step *s = &j->step[0][0];
-    epo_routing r = EPO_ROUTING_INIT;
-    r.tokens = ref_tokens(&j->c, j->rank);
-    r.top_k = j->c.top_k;
-    r.experts = j->experts[0];
-    r.weights = j->weights[0];
+    const epo_routing r = test_routing(&j->c, j->rank, j->experts[0], j->weights[0]);
     s->x = j->x[0];
     epo_status status = j->engine->plan_create(j->buffer, &r, j->stream, &j->plan[0][0]);
     s->plan = j->plan[0][0];
@@ -52,18 +46,12 @@ typedef struct board {
     char text[RANKS][256];
 } board;
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* Passes until one fails, which is to name the stopped rank. */
 static void go_on(rank_job *j, board *b) {
     epo_status status = EPO_OK;
-    double begun = now();
+    double begun = test_now();
     for (int i = 0; status == EPO_OK && i < 100000; i++) {
-        begun = now();
+        begun = test_now();
         atomic_store(&b->passes[j->rank], i + 1);
         status = pass(j);
         if (status == EPO_OK)
@@ -71,7 +59,7 @@ static void go_on(rank_job *j, board *b) {
         if (status == EPO_OK)
             status = j->engine->group_async_error(j->group);
     }
-    b->waited[j->rank] = now() - begun;
+    b->waited[j->rank] = test_now() - begun;
     char name[16];
     snprintf(name, sizeof name, "rank %d", STOPPED);
     if (status != EPO_E_TIMEOUT || strstr(j->engine->error(), name) == NULL)
@@ -98,20 +86,9 @@ static int stopped_process(board *b, int rank, int ranks, int variant, int devic
     return 0;
 }
 
-static int count_devices(void) {
-    int n = 0, status = 0;
-    const pid_t pid = fork();
-    if (pid == 0) {
-        (void)cudaGetDeviceCount(&n);
-        _exit(n);
-    }
-    waitpid(pid, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 0;
-}
-
 /* Until `what` is reached, for `seconds` at most. */
 static bool reached(_Atomic int *what, int value, double seconds) {
-    for (double end = now() + seconds; now() < end; usleep(1000))
+    for (double end = test_now() + seconds; test_now() < end; usleep(1000))
         if (atomic_load(what) >= value)
             return true;
     return false;
@@ -160,13 +137,13 @@ static uint64_t hash_pass(rank_job *j) {
     const uint64_t rows = row_count(j) * test_size(c->type);
     const uint64_t w = (uint64_t)(c->experts / c->ranks) * (uint64_t)(c->ffn * c->hidden);
     uint64_t hash = UINT64_C(0xcbf29ce484222325);
-    hash = hash_device(hash, s->y, rows);
-    hash = hash_device(hash, s->dx, rows);
-    hash =
-        hash_device(hash, s->dweights, (uint64_t)ref_tokens(c, j->rank) * (uint64_t)c->top_k * 4);
+    hash = test_hash_device(hash, s->y, rows);
+    hash = test_hash_device(hash, s->dx, rows);
+    hash = test_hash_device(hash, s->dweights,
+                            (uint64_t)ref_tokens(c, j->rank) * (uint64_t)c->top_k * 4);
     for (int i = 0; i < 2; i++)
-        hash =
-            hash_device(hash, j->memory[2 + i], (uint64_t)(2 - i) * w * test_size(c->wgrad_type));
+        hash = test_hash_device(hash, j->memory[2 + i],
+                                (uint64_t)(2 - i) * w * test_size(c->wgrad_type));
     return hash;
 }
 
@@ -220,28 +197,263 @@ static void test_repeats(int ranks, int variant) {
     test_result(name, ok && differ == 0, text);
 }
 
+/* ---- a peer that never comes ---- */
+
+typedef struct late_board {
+    _Atomic int over;
+    char text[256];
+} late_board;
+
+static bool all_nan(const void *device, uint64_t bytes) {
+    unsigned char *host = malloc(bytes + 1);
+    bool all = true;
+    TEST_CUDA(cudaMemcpy(host, device, bytes, cudaMemcpyDeviceToHost));
+    for (uint64_t i = 0; i < bytes; i++)
+        all = all && host[i] == 0xff;
+    free(host);
+    return all;
+}
+
+static void clear(rank_job *j, void *device, uint64_t bytes) {
+    TEST_CUDA(cudaMemsetAsync(device, 0, bytes, j->stream));
+}
+
+typedef enum late_call { LATE_FORWARD, LATE_BACKWARD, LATE_DISPATCH, LATE_CALLS } late_call;
+
+/* What is wrong afterwards with the error, if anything is. */
+static const char *late_error(rank_job *j, epo_status called) {
+    if (called != EPO_OK)
+        return "the call itself failed";
+    TEST_CUDA(cudaStreamSynchronize(j->stream));
+    if (j->engine->group_async_error(j->group) != EPO_E_TIMEOUT)
+        return "no EPO_E_TIMEOUT afterwards";
+    return strstr(j->engine->error(), "rank 1") == NULL ? "the error does not name rank 1" : NULL;
+}
+
+static const char *dispatch_alone(rank_job *j) {
+    uint64_t rows = 0;
+    (void)j->engine->plan_rows(j->plan[0][0], &rows);
+    void *out = device_array(j, rows * (uint64_t)j->c.hidden, j->c.type, 0);
+    float *weights = device_array(j, rows, EPO_F32, 0);
+    const char *wrong =
+        late_error(j, j->engine->dispatch(j->plan[0][0], j->x[0], out, weights, j->stream));
+    if (wrong != NULL || rows == 0)
+        return wrong != NULL ? wrong : "a plan without rows";
+    if (!all_nan(out, rows * (uint64_t)j->c.hidden * test_size(j->c.type)))
+        return "rows are not NaN";
+    return all_nan(weights, rows * 4) ? NULL : "row_weights are not NaN";
+}
+
+/* Rank 0 goes alone into forward (or backward): the call returns at once, its results
+ * are NaN, and the error names rank 1. */
+static const char *pass_alone(rank_job *j, bool backward) {
+    const ref_case *c = &j->c;
+    epo_step *s = &j->step[0][LAYERS - 1];
+    const uint64_t rows = row_count(j) * test_size(c->type);
+    const uint64_t n = (uint64_t)(c->experts / c->ranks) * (uint64_t)(c->ffn * c->hidden) *
+                       test_size(c->wgrad_type);
+    clear(j, s->y, rows);
+    clear(j, s->dx, rows);
+    clear(j, s->dweights, (uint64_t)ref_tokens(c, j->rank) * (uint64_t)c->top_k * 4);
+    epo_status status =
+        backward ? j->engine->backward(s->layer, s->saved, s->dy, s->dx, s->dweights, j->stream)
+                 : j->engine->forward(s->layer, s->plan, s->x, s->y, &s->saved, j->stream);
+    if (backward)
+        s->saved = NULL;
+    const char *wrong = late_error(j, status);
+    if (wrong != NULL)
+        return wrong;
+    if (!backward)
+        return all_nan(s->y, rows) ? NULL : "y is not NaN";
+    if (!all_nan(s->dx, rows) ||
+        !all_nan(s->dweights, (uint64_t)ref_tokens(c, j->rank) * (uint64_t)c->top_k * 4))
+        return "dx or dweights is not NaN";
+    (void)j->engine->group_wgrad_flush(j->group, j->stream);
+    TEST_CUDA(cudaStreamSynchronize(j->stream));
+    void **dw = &j->memory[2 + 2 * (LAYERS - 1)];
+    return all_nan(dw[0], 2 * n) && all_nan(dw[1], n) ? NULL : "dw is not NaN";
+}
+
+static int late_process(late_board *b, int rank, late_call call, int how, int devices) {
+    ref_case c = some_case(0x81, 2, EPO_BF16);
+    rank_job j = some_job(&c, rank, how);
+    const char *wrong = "opening failed";
+    j.device = rank % devices;
+    j.config.rank = rank;
+    j.config.ranks = 2;
+    j.config.timeout_s = 2;
+    epo_status status = open_rank(&j);
+    const epo_routing routing = test_routing(&c, rank, j.experts[0], j.weights[0]);
+    /* Once together: every kernel is loaded, which a waiting stream would hold up. */
+    if (status == EPO_OK)
+        status = run_plain(&j);
+    if (status == EPO_OK)
+        status = j.engine->group_wgrad_flush(j.group, j.stream);
+    epo_step *s = &j.step[0][LAYERS - 1];
+    if (status == EPO_OK)
+        status = j.engine->plan_create(j.buffer, &routing, j.stream, &j.plan[0][0]);
+    s->plan = j.plan[0][0];
+    s->x = j.x[0];
+    if (status == EPO_OK && call == LATE_BACKWARD)
+        status = j.engine->forward(s->layer, s->plan, s->x, s->y, &s->saved, j.stream);
+    TEST_CUDA(cudaStreamSynchronize(j.stream));
+    if (status == EPO_OK && rank == 0)
+        wrong = call == LATE_DISPATCH ? dispatch_alone(&j) : pass_alone(&j, call == LATE_BACKWARD);
+    else if (status != EPO_OK)
+        snprintf(b->text, sizeof b->text, "rank %d: %s", rank, j.engine->error());
+    if (rank == 0 && status == EPO_OK && wrong != NULL)
+        snprintf(b->text, sizeof b->text, "%s [%s]", wrong, j.engine->error());
+    atomic_fetch_add(&b->over, rank == 0);
+    for (int i = 0; i < 15000 && atomic_load(&b->over) == 0; i++)
+        usleep(1000);
+    if (rank == 0) /* a broken group ends well, and what the watchdog ended is not ended again */
+        close_rank(&j);
+    return 0;
+}
+
+/* Before this process has touched CUDA. */
+static void test_late(int devices) {
+    static const char *const calls[] = {"forward", "backward", "dispatch"};
+    for (int i = 0; i < 2 * LATE_CALLS; i++) {
+        const int how = i / LATE_CALLS;
+        char name[96];
+        late_board *b =
+            mmap(NULL, sizeof *b, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        if (b == MAP_FAILED)
+            exit(3);
+        for (int r = 0; r < 2; r++)
+            if (fork() == 0)
+                _exit(late_process(b, r, (late_call)(i % LATE_CALLS), 2 + how, devices));
+        bool ok = true;
+        for (int r = 0; r < 2; r++) {
+            int status = 0;
+            wait(&status);
+            ok = ok && status == 0;
+        }
+        snprintf(name, sizeof name, "a peer never comes: NaN, %s %s", dispatcher_name(how),
+                 calls[i % LATE_CALLS]);
+        ok = ok && b->text[0] == '\0';
+        test_result(name, ok, ok ? "and the error names it" : b->text);
+        munmap(b, sizeof *b);
+    }
+}
+
+/* ---- the program captures while the watchdog waits for NCCL ---- */
+
+typedef struct capture_board {
+    _Atomic int captured;
+    char text[2][256];
+} capture_board;
+
+/* A graph of the program's own, for 200 ms, in the mode that other threads can spoil. */
+static cudaError_t capture_slowly(float *word) {
+    cudaGraph_t graph = NULL;
+    cudaStream_t stream;
+    TEST_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    TEST_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    cudaError_t e = cudaSuccess;
+    for (int i = 0; i < 20 && e == cudaSuccess; i++, usleep(10000))
+        e = cudaMemsetAsync(word, 0, sizeof *word, stream);
+    const cudaError_t ended = cudaStreamEndCapture(stream, &graph);
+    if (graph != NULL)
+        cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
+    return e != cudaSuccess ? e : ended;
+}
+
+/* Rank 1 comes to the pass when rank 0 has captured. */
+static void watched_pass(capture_board *b, rank_job *j) {
+    epo_step *s = &j->step[0][0];
+    float *word = device_array(j, 1, EPO_F32, 0);
+    cudaError_t e = cudaSuccess;
+    for (int i = 0; j->rank == 1 && i < 10000 && atomic_load(&b->captured) == 0; i++)
+        usleep(1000);
+    epo_status status = j->engine->forward(s->layer, s->plan, s->x, s->y, NULL, j->stream);
+    if (j->rank == 0 && status == EPO_OK)
+        e = capture_slowly(word);
+    atomic_store(&b->captured, 1);
+    TEST_CUDA(cudaStreamSynchronize(j->stream));
+    if (status == EPO_OK)
+        status = j->engine->group_async_error(j->group);
+    if (status != EPO_OK || e != cudaSuccess)
+        snprintf(b->text[j->rank], sizeof b->text[0], "rank %d: capture: %s; %.150s", j->rank,
+                 cudaGetErrorString(e), status != EPO_OK ? j->engine->error() : "");
+}
+
+static int watched_process(capture_board *b, int rank, int devices) {
+    ref_case c = some_case(0x191, 2, EPO_BF16);
+    rank_job j = some_job(&c, rank, 2);
+    j.device = rank % devices;
+    j.config.rank = rank;
+    j.config.ranks = 2;
+    epo_status status = open_rank(&j);
+    if (status == EPO_OK) /* once together: NCCL connects at first use */
+        status = run_plain(&j);
+    if (status == EPO_OK)
+        status = j.engine->group_wgrad_flush(j.group, j.stream);
+    TEST_CUDA(cudaStreamSynchronize(j.stream));
+    if (status == EPO_OK)
+        watched_pass(b, &j);
+    else
+        snprintf(b->text[rank], sizeof b->text[0], "rank %d: %.200s", rank, j.engine->error());
+    close_rank(&j);
+    return 0;
+}
+
+/* Before this process has touched CUDA. */
+static void test_watched(int devices) {
+    if (devices < 2) {
+        test_skip("a capture while the watchdog waits", "NCCL wants a GPU for each rank");
+        return;
+    }
+    capture_board *b =
+        mmap(NULL, sizeof *b, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (b == MAP_FAILED)
+        exit(3);
+    for (int r = 0; r < 2; r++)
+        if (fork() == 0) {
+            setenv("EP_OVERLAP_CUDA_PEER", "0", 1);
+            _exit(watched_process(b, r, devices));
+        }
+    bool ok = true;
+    for (int r = 0, status = 0; r < 2; r++)
+        ok = wait(&status) > 0 && status == 0 && ok;
+    ok = ok && b->text[0][0] == '\0' && b->text[1][0] == '\0';
+    test_result("a capture while the watchdog waits", ok,
+                ok ? "neither disturbs the other" : b->text[b->text[0][0] == '\0']);
+    munmap(b, sizeof *b);
+}
+
 int main(int argc, char **argv) {
     int at = 1;
     if (argc > at && strcmp(argv[at], "e4m3") == 0) {
         wire = EPO_WIRE_E4M3;
         at++;
     }
-    const bool stops = argc > at && strcmp(argv[at], "stopped") == 0;
+    const char *what = argc > at ? argv[at] : "";
+    const bool stops = strcmp(what, "stopped") == 0, late = strcmp(what, "late") == 0;
+    const bool watched = strcmp(what, "watched") == 0;
     const int ranks = argc > at + 1 ? (int)strtol(argv[at + 1], NULL, 10) : 2;
     times = argc > at + 2 ? (int)strtol(argv[at + 2], NULL, 10) : times;
     const int only = argc > at + 3 ? (int)strtol(argv[at + 3], NULL, 10) : -1;
-    if (argc <= at || (!stops && strcmp(argv[at], "repeats") != 0) || ranks < 2 || ranks > RANKS) {
+    if ((!stops && !late && !watched && strcmp(what, "repeats") != 0) || ranks < 2 ||
+        ranks > RANKS) {
         fprintf(stderr,
-                "usage: endure [e4m3] stopped|repeats [RANKS 2..%d [TIMES [VARIANT 0..3]]]\n",
+                "usage: endure [e4m3] stopped|repeats|late|watched [RANKS 2..%d [TIMES [VARIANT "
+                "0..3]]]\n",
                 RANKS);
         return 2;
     }
-    if (stops) { /* before this process has touched CUDA */
-        const int devices = count_devices();
+    if (stops || late || watched) { /* before this process has touched CUDA */
+        const int devices = test_devices();
         char port[16];
         snprintf(port, sizeof port, "%d", (int)getpid());
-        setenv("MASTER_PORT", port, 1);
-        for (int v = 0; v < 4 && devices > 0; v++)
+        setenv("MASTER_PORT", port, 1); /* what tells these ranks from others */
+        if (late && devices > 0)
+            test_late(devices);
+        if (watched && devices > 0)
+            test_watched(devices);
+        for (int v = 0; v < 4 && devices > 0 && stops; v++)
             if ((wire == EPO_WIRE_ROWS || v % 2) && (only < 0 || only == v))
                 test_stopped(ranks, devices, v);
         return devices > 0 ? test_failed : 3;

@@ -12,10 +12,7 @@
 #include "features.h"
 
 #include <dlfcn.h>
-#include <stdatomic.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 /* The plain run twice: what the others are compared with must not vary. */
 static void test_control(void) {
@@ -143,12 +140,8 @@ static void *memory_main(void *ctx) {
     epo_saved *saved = NULL;
     epo_buffer *other = NULL;
     uint64_t told = 0, before = 0;
-    epo_buffer_config bc = EPO_BUFFER_CONFIG_INIT;
-    bc.experts = j->c.experts;
-    bc.hidden = j->c.hidden;
-    bc.top_k = j->c.top_k;
+    epo_buffer_config bc = test_buffer(&j->c);
     bc.max_tokens = 3000;
-    bc.type = j->c.type;
     j->status = open_rank(j);
     if (j->status == EPO_OK)
         j->status = e->buffer_bytes(j->group, &bc, &told);
@@ -359,18 +352,9 @@ static void *overflow_main(void *ctx) {
     epo_status status = open_rank(j);
     epo_plan *plan = NULL;
     epo_buffer *buffer = NULL;
-    epo_buffer_config bc = EPO_BUFFER_CONFIG_INIT;
-    bc.experts = j->c.experts;
-    bc.hidden = j->c.hidden;
-    bc.top_k = j->c.top_k;
-    bc.max_tokens = j->c.tokens;
-    bc.type = j->c.type;
+    epo_buffer_config bc = test_buffer(&j->c);
     bc.capacity = 5;
-    epo_routing r = EPO_ROUTING_INIT;
-    r.tokens = ref_tokens(&j->c, j->rank);
-    r.top_k = j->c.top_k;
-    r.experts = j->experts[0];
-    r.weights = j->weights[0];
+    const epo_routing r = test_routing(&j->c, j->rank, j->experts[0], j->weights[0]);
     if (status == EPO_OK)
         status = j->engine->buffer_create(j->group, &bc, &buffer);
     if (status == EPO_OK)
@@ -445,23 +429,9 @@ static int comm_process(comm_board *b, int rank, int ranks) {
     return 0;
 }
 
-static int count_devices(void) {
-    int n = 0, pipes[2];
-    if (pipe(pipes) != 0)
-        return 0;
-    if (fork() == 0) {
-        (void)cudaGetDeviceCount(&n);
-        _exit(write(pipes[1], &n, sizeof n) == (ssize_t)sizeof n ? 0 : 1);
-    }
-    if (read(pipes[0], &n, sizeof n) != (ssize_t)sizeof n)
-        n = 0;
-    wait(NULL);
-    return n;
-}
-
 /* Before this process has touched CUDA; one rank on one GPU, two on more. */
 static void test_comm(void) {
-    const int ranks = count_devices() > 1 ? 2 : 1;
+    const int ranks = test_devices() > 1 ? 2 : 1;
     comm_board *b =
         mmap(NULL, sizeof *b, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     char name[64], text[288] = "";
@@ -496,144 +466,14 @@ static void test_comm(void) {
     munmap(b, sizeof *b);
 }
 
-/* ---- a peer that never comes ---- */
-
-typedef struct late_board {
-    _Atomic int over;
-    char text[256];
-} late_board;
-
-static bool all_nan(const void *device, uint64_t bytes) {
-    unsigned char *host = malloc(bytes + 1);
-    bool all = true;
-    TEST_CUDA(cudaMemcpy(host, device, bytes, cudaMemcpyDeviceToHost));
-    for (uint64_t i = 0; i < bytes; i++)
-        all = all && host[i] == 0xff;
-    free(host);
-    return all;
-}
-
-static void clear(rank_job *j, void *device, uint64_t bytes) {
-    TEST_CUDA(cudaMemsetAsync(device, 0, bytes, j->stream));
-}
-
-/* Rank 0 goes alone into forward (or backward): the call returns at once, its results
- * are NaN, and the error names rank 1. */
-static const char *go_alone(rank_job *j, bool backward) {
-    const ref_case *c = &j->c;
-    epo_step *s = &j->step[0][LAYERS - 1];
-    const uint64_t rows = row_count(j) * test_size(c->type);
-    const uint64_t n = (uint64_t)(c->experts / c->ranks) * (uint64_t)(c->ffn * c->hidden) *
-                       test_size(c->wgrad_type);
-    clear(j, s->y, rows);
-    clear(j, s->dx, rows);
-    clear(j, s->dweights, (uint64_t)ref_tokens(c, j->rank) * (uint64_t)c->top_k * 4);
-    epo_status status =
-        backward ? j->engine->backward(s->layer, s->saved, s->dy, s->dx, s->dweights, j->stream)
-                 : j->engine->forward(s->layer, s->plan, s->x, s->y, &s->saved, j->stream);
-    if (backward)
-        s->saved = NULL;
-    if (status != EPO_OK)
-        return "the call itself failed";
-    TEST_CUDA(cudaStreamSynchronize(j->stream));
-    if (j->engine->group_async_error(j->group) != EPO_E_TIMEOUT)
-        return "no EPO_E_TIMEOUT afterwards";
-    if (strstr(j->engine->error(), "rank 1") == NULL)
-        return "the error does not name rank 1";
-    if (!backward)
-        return all_nan(s->y, rows) ? NULL : "y is not NaN";
-    if (!all_nan(s->dx, rows) ||
-        !all_nan(s->dweights, (uint64_t)ref_tokens(c, j->rank) * (uint64_t)c->top_k * 4))
-        return "dx or dweights is not NaN";
-    (void)j->engine->group_wgrad_flush(j->group, j->stream);
-    TEST_CUDA(cudaStreamSynchronize(j->stream));
-    void **dw = &j->memory[2 + 2 * (LAYERS - 1)];
-    return all_nan(dw[0], 2 * n) && all_nan(dw[1], n) ? NULL : "dw is not NaN";
-}
-
-static int late_process(late_board *b, int rank, bool backward, int how, int devices) {
-    ref_case c = some_case(0x81, 2, EPO_BF16);
-    rank_job j = some_job(&c, rank, how);
-    const char *wrong = "opening failed";
-    epo_routing routing = EPO_ROUTING_INIT;
-    j.device = rank % devices;
-    j.config.rank = rank;
-    j.config.ranks = 2;
-    j.config.timeout_s = 2;
-    epo_status status = open_rank(&j);
-    routing.tokens = ref_tokens(&c, rank);
-    routing.top_k = c.top_k;
-    routing.experts = j.experts[0];
-    routing.weights = j.weights[0];
-    /* Once together: every kernel is loaded, which a waiting stream would hold up. */
-    if (status == EPO_OK)
-        status = run_plain(&j);
-    if (status == EPO_OK)
-        status = j.engine->group_wgrad_flush(j.group, j.stream);
-    epo_step *s = &j.step[0][LAYERS - 1];
-    if (status == EPO_OK)
-        status = j.engine->plan_create(j.buffer, &routing, j.stream, &j.plan[0][0]);
-    s->plan = j.plan[0][0];
-    s->x = j.x[0];
-    if (status == EPO_OK && backward)
-        status = j.engine->forward(s->layer, s->plan, s->x, s->y, &s->saved, j.stream);
-    TEST_CUDA(cudaStreamSynchronize(j.stream));
-    if (status == EPO_OK && rank == 0)
-        wrong = go_alone(&j, backward);
-    else if (status != EPO_OK)
-        snprintf(b->text, sizeof b->text, "rank %d: %s", rank, j.engine->error());
-    if (rank == 0 && status == EPO_OK && wrong != NULL)
-        snprintf(b->text, sizeof b->text, "%s [%s]", wrong, j.engine->error());
-    atomic_fetch_add(&b->over, rank == 0);
-    for (int i = 0; i < 15000 && atomic_load(&b->over) == 0; i++)
-        usleep(1000);
-    return 0;
-}
-
-/* Before this process has touched CUDA. */
-static void test_late(void) {
-    const int devices = count_devices();
-    char port[16];
-    snprintf(port, sizeof port, "%d", (int)getpid());
-    setenv("MASTER_PORT", port, 1); /* what tells these ranks from others */
-    for (int i = 0; i < 4; i++) {
-        char name[96];
-        late_board *b =
-            mmap(NULL, sizeof *b, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-        if (b == MAP_FAILED)
-            exit(3);
-        for (int r = 0; r < 2; r++)
-            if (fork() == 0)
-                _exit(late_process(b, r, i % 2 != 0, 2 + i / 2, devices));
-        bool ok = true;
-        for (int r = 0; r < 2; r++) {
-            int status = 0;
-            wait(&status);
-            ok = ok && status == 0;
-        }
-        snprintf(name, sizeof name, "a peer never comes: NaN, %s %s", dispatcher_name(i / 2),
-                 i % 2 ? "backward" : "forward");
-        ok = ok && b->text[0] == '\0';
-        test_result(name, ok, ok ? "and the error names it" : b->text);
-        munmap(b, sizeof *b);
-    }
-}
-
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(void);
-    } all[] = {{"late", test_late}, /* these two fork: first */
-               {"comm", test_comm},
-               {"groups", test_groups},
-               {"beside", test_beside},
-               {"saved", test_saved},
-               {"capture", test_capture},
-               {"memory", test_memory},
-               {"tp", test_tp},
-               {"own", test_own},
-               {"overflow", test_overflow},
-               {"schedule", test_schedule},
+    } all[] = {{"comm", test_comm}, /* it forks: first */
+               {"groups", test_groups},   {"beside", test_beside},     {"saved", test_saved},
+               {"capture", test_capture}, {"memory", test_memory},     {"tp", test_tp},
+               {"own", test_own},         {"overflow", test_overflow}, {"schedule", test_schedule},
                {"control", test_control}};
     int first = 1;
     if (argc > 1 && strcmp(argv[1], "e4m3") == 0) {

@@ -6,12 +6,7 @@
 #ifndef EPO_TESTS_FEATURES_H
 #define EPO_TESTS_FEATURES_H
 
-#include "gpu_test.h"
-#include "reference.h"
-
-#include "backend/engine.h"
-
-#include <pthread.h>
+#include "fixture.h"
 
 enum { LAYERS = 2, BATCHES = 3, RANKS = 4, PARTS = 3 * LAYERS * BATCHES + 2 * LAYERS };
 
@@ -58,47 +53,26 @@ static uint64_t row_count(const rank_job *j) {
 }
 
 static void *rows_of(rank_job *j, int kind, int mb) {
-    const ref_case *c = &j->c;
-    char *host = malloc(row_count(j) * test_size(c->type) + 1);
-    for (int t = 0; t < ref_tokens(c, j->rank); t++)
-        for (int h = 0; h < c->hidden; h++)
-            test_store(host, (uint64_t)(t * c->hidden + h), c->type,
-                       ref_row(c, kind, j->rank, mb, t, h));
-    void *p = hold(j, test_upload(host, row_count(j) * test_size(c->type)));
+    const uint64_t bytes = test_rows_bytes(&j->c, j->rank);
+    char *host = malloc(bytes + 1);
+    test_rows_fill(&j->c, kind, j->rank, mb, host);
+    void *p = hold(j, test_upload(host, bytes));
     free(host);
     return p;
 }
 
 static void routing_of(rank_job *j, int mb) {
-    const ref_case *c = &j->c;
-    const int slots = ref_tokens(c, j->rank) * c->top_k;
-    int64_t *experts = calloc((size_t)slots + 1, sizeof *experts);
-    float *weights = calloc((size_t)slots + 1, sizeof *weights);
-    for (int i = 0; i < slots; i++) {
-        experts[i] = j->masked && i / c->top_k % 2 != j->rank % 2
-                         ? -1
-                         : ref_expert(c, j->rank, mb, i / c->top_k, i % c->top_k);
-        weights[i] = ref_weight(c, j->rank, mb, i / c->top_k, i % c->top_k);
-    }
-    j->experts[mb] = hold(j, test_upload(experts, (uint64_t)slots * 8));
-    j->weights[mb] = hold(j, test_upload(weights, (uint64_t)slots * 4));
+    const uint64_t slots = test_slots(&j->c, j->rank);
+    int64_t *experts = calloc(slots + 1, sizeof *experts);
+    float *weights = calloc(slots + 1, sizeof *weights);
+    test_routing_fill(&j->c, j->rank, mb, experts, weights);
+    for (uint64_t i = 0; j->masked && i < slots; i++)
+        if ((int)i / j->c.top_k % 2 != j->rank % 2)
+            experts[i] = -1;
+    j->experts[mb] = hold(j, test_upload(experts, slots * 8));
+    j->weights[mb] = hold(j, test_upload(weights, slots * 4));
     free(experts);
     free(weights);
-}
-
-static void *weights_of(rank_job *j, int second) {
-    const ref_case *c = &j->c;
-    const int local = c->experts / c->ranks;
-    const uint64_t n = (uint64_t)(c->ffn * c->hidden) * (second ? 1 : 2);
-    char *host = malloc((uint64_t)local * n * test_size(c->type));
-    for (int e = 0; e < local; e++)
-        for (uint64_t i = 0; i < n; i++)
-            test_store(host, (uint64_t)e * n + i, c->type,
-                       second ? ref_w2(c, j->rank * local + e, i)
-                              : ref_w1(c, j->rank * local + e, i));
-    void *p = hold(j, test_upload(host, (uint64_t)local * n * test_size(c->type)));
-    free(host);
-    return p;
 }
 
 static void note_ready(void *ctx, epo_layer *layer, uint64_t microbatch) {
@@ -109,19 +83,15 @@ static void note_ready(void *ctx, epo_layer *layer, uint64_t microbatch) {
 
 static epo_status open_layers(rank_job *j) {
     const ref_case *c = &j->c;
-    const uint64_t n = (uint64_t)(c->experts / c->ranks) * (uint64_t)(c->ffn * c->hidden);
-    epo_layer_config lc = EPO_LAYER_CONFIG_INIT;
+    const uint64_t n = test_weights(c);
+    test_arrays weights = {NULL};
+    weights.w1 = hold(j, test_weights_upload(c, j->rank, false));
+    weights.w2 = hold(j, test_weights_upload(c, j->rank, true));
+    epo_layer_config lc = test_layer(c, &weights);
     epo_status status = EPO_OK;
-    lc.experts = c->experts;
-    lc.hidden = c->hidden;
-    lc.ffn = c->ffn;
-    lc.type = c->type;
-    lc.wgrad_type = c->wgrad_type;
     lc.saved = j->saved;
     lc.wgrad_ready = note_ready;
     lc.ctx = j;
-    lc.w1 = weights_of(j, 0);
-    lc.w2 = weights_of(j, 1);
     for (int l = 0; l < LAYERS && status == EPO_OK; l++) {
         lc.dw1 = device_array(j, 2 * n, c->wgrad_type, 0);
         lc.dw2 = device_array(j, n, c->wgrad_type, 0);
@@ -133,13 +103,7 @@ static epo_status open_layers(rank_job *j) {
 static epo_status open_rank(rank_job *j) {
     const ref_case *c = &j->c;
     epo_engine_group eg = {sizeof eg, j->config, "test"};
-    epo_buffer_config bc = EPO_BUFFER_CONFIG_INIT;
-    bc.experts = c->experts;
-    bc.hidden = c->hidden;
-    bc.top_k = c->top_k;
-    bc.max_tokens = c->tokens;
-    bc.type = c->type;
-    bc.wire = c->wire;
+    const epo_buffer_config bc = test_buffer(c);
     TEST_CUDA(cudaSetDevice(j->device));
     TEST_CUDA(cudaStreamCreateWithFlags(&j->stream, cudaStreamNonBlocking));
     epo_status status = j->engine->group_create(&eg, &j->group);
@@ -163,34 +127,24 @@ static epo_status open_rank(rank_job *j) {
     return status;
 }
 
-static uint64_t hash_device(uint64_t hash, const void *device, uint64_t bytes) {
-    unsigned char *host = malloc(bytes + 1);
-    TEST_CUDA(cudaMemcpy(host, device, bytes, cudaMemcpyDeviceToHost));
-    for (uint64_t i = 0; i < bytes; i++)
-        hash = (hash ^ host[i]) * UINT64_C(0x100000001b3);
-    free(host);
-    return hash;
-}
-
 /* One hash for each array: y, dx, dweights by batch and layer, then dw1 and dw2. */
 static void hash_rank(rank_job *j) {
     const ref_case *c = &j->c;
-    const uint64_t seed = UINT64_C(0xcbf29ce484222325);
-    const uint64_t rows = row_count(j) * test_size(c->type);
-    const uint64_t slots = (uint64_t)ref_tokens(c, j->rank) * (uint64_t)c->top_k * 4;
+    const uint64_t seed = TEST_HASH, rows = test_rows_bytes(c, j->rank);
+    const uint64_t slots = test_slots(c, j->rank) * 4;
     int n = 0;
     for (int b = 0; b < BATCHES; b++)
         for (int l = 0; l < LAYERS; l++) {
             const epo_step *s = &j->step[b][l];
-            j->part[n++] = hash_device(seed, s->y, rows);
-            j->part[n++] = hash_device(seed, s->dx, rows);
-            j->part[n++] = hash_device(seed, s->dweights, slots);
+            j->part[n++] = test_hash_device(seed, s->y, rows);
+            j->part[n++] = test_hash_device(seed, s->dx, rows);
+            j->part[n++] = test_hash_device(seed, s->dweights, slots);
         }
-    const uint64_t w = (uint64_t)(c->experts / c->ranks) * (uint64_t)(c->ffn * c->hidden);
+    const uint64_t w = test_weights(c);
     for (int l = 0; l < LAYERS; l++) /* dw1, dw2 follow w1 and w2 */
         for (int i = 0; i < 2; i++)
-            j->part[n++] = hash_device(seed, j->memory[2 + 2 * l + i],
-                                       (uint64_t)(2 - i) * w * test_size(c->wgrad_type));
+            j->part[n++] = test_hash_device(seed, j->memory[2 + 2 * l + i],
+                                            (uint64_t)(2 - i) * w * test_size(c->wgrad_type));
     j->hash = seed;
     for (int i = 0; i < n; i++)
         j->hash = (j->hash ^ j->part[i]) * UINT64_C(0x100000001b3);
@@ -228,12 +182,8 @@ static void close_rank(rank_job *j) {
 
 /* "Attention": the router of the layer, over what the layer below made. */
 static epo_status attention(rank_job *j, int mb, int l) {
-    epo_routing r = EPO_ROUTING_INIT;
+    const epo_routing r = test_routing(&j->c, j->rank, j->experts[mb], j->weights[mb]);
     epo_step *s = &j->step[mb][l];
-    r.tokens = ref_tokens(&j->c, j->rank);
-    r.top_k = j->c.top_k;
-    r.experts = j->experts[mb];
-    r.weights = j->weights[mb];
     s->x = l == 0 ? j->x[mb] : j->step[mb][l - 1].y;
     epo_status status = j->engine->plan_create(j->buffer, &r, j->stream, &j->plan[mb][l]);
     s->plan = j->plan[mb][l];
@@ -329,20 +279,21 @@ static inline ref_case some_case(uint64_t seed, int ranks, epo_dtype type) {
 
 static inline rank_job some_job(const ref_case *c, int rank, int i) {
     rank_job j = {.engine = epo_engine_entry(EPO_ENGINE_ABI), .c = *c, .rank = rank};
-    j.config = (epo_group_config)EPO_GROUP_CONFIG_INIT;
-    j.config.engine = EPO_ENGINE_CUDA;
+    j.config = test_group(-1, -1, 20).config;
     j.config.overlap = i / 2 > 0 ? EPO_ON : EPO_OFF;
     j.config.delay_wgrad = i / 2 > 1 ? EPO_ON : EPO_OFF;
     j.config.dispatcher = is_flex(i) ? EPO_DISPATCH_FLEX : EPO_DISPATCH_ALLTOALL;
     j.config.chunks = i / 2 > 0 ? 2 : 1;
-    j.config.timeout_s = 20;
-    j.config.warn_s = 10;
     return j;
+}
+
+static void *any_main(void *ctx) {
+    rank_job *j = ctx;
+    return j->main != NULL ? j->main(j) : rank_main(j);
 }
 
 /* Threads of one world; false, with a text, if one of them failed. */
 static bool run_world(rank_job *j, int n, char *text, size_t size) {
-    pthread_t thread[RANKS];
     epo_world *world = NULL;
     int devices = 1;
     bool ok = true;
@@ -355,10 +306,9 @@ static bool run_world(rank_job *j, int n, char *text, size_t size) {
         if (j[r].config.members == NULL)
             j[r].config.rank = j[r].rank;
         j[r].device = j[r].config.rank % devices;
-        pthread_create(&thread[r], NULL, j[r].main != NULL ? j[r].main : rank_main, &j[r]);
     }
+    test_threads(n, any_main, j, sizeof *j);
     for (int r = 0; r < n; r++) {
-        pthread_join(thread[r], NULL);
         if (ok && j[r].status != EPO_OK)
             snprintf(text, size, "%.255s", j[r].text);
         ok = ok && j[r].status == EPO_OK;

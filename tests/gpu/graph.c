@@ -4,22 +4,20 @@
  * inputs in the same arrays, against the same calls without a graph, bit for bit; what is
  * wrong in a replay, and a peer that does not come; the CPU's time of a replay.
  *
- *   graph threads|processes RANKS [REPLAYS [NAME...]]      bits errors time
+ *   graph threads|processes RANKS [REPLAYS [alltoall|flex|e4m3] [NAME...]]
+ *
+ * e4m3: flex, with e4m3 on the wire.
+ * bits, own (dispatch and combine, a copy between them), errors, time, large (of time, 4096
+ * tokens); without a name all but the last.
  */
-#include "gpu_test.h"
-#include "reference.h"
+#include "fixture.h"
 
-#include "backend/engine.h"
+#include "backend/backend.h"
 
-#include <pthread.h>
-#include <stdatomic.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 /* PERIOD: of large arrays' numbers; no dimension divides it. */
-enum { RANKS = 8, ARRAYS = 5, PERIOD = 65521 };
+enum { PERIOD = 65521 };
 
 /* What goes wrong in the last replay. */
 typedef enum fault { FAULT_NONE, FAULT_INDEX, FAULT_OVERFLOW, FAULT_LATE } fault;
@@ -27,22 +25,24 @@ typedef enum fault { FAULT_NONE, FAULT_INDEX, FAULT_OVERFLOW, FAULT_LATE } fault
 typedef struct setup {
     ref_case c; /* capacity, overflow and pad as the buffer's */
     epo_switch overlap;
+    epo_dispatcher dispatcher;
+    epo_saved_mode saved;
     int chunks, replays;
     fault fault;
     bool timed;
+    bool own; /* dispatch and combine, between them a copy as the caller's experts */
 } setup;
 
 typedef struct board {
-    _Atomic int arrived, round;
-    char slot[RANKS][8192];
+    test_table table;
     struct {
         int status, differ; /* replays whose bits differ */
-        int where[ARRAYS];
+        int where[TEST_OUTPUTS];
         char text[256];
         double launch_us, eager_us, replay_ms, eager_ms; /* medians: CPU, and all of it */
         uint64_t dropped[2];
         float nan; /* of y after a fault: the part that is NaN */
-    } rank[RANKS];
+    } rank[REF_RANKS];
 } board;
 
 typedef struct job {
@@ -56,123 +56,59 @@ typedef struct job {
     epo_group *group;
     epo_buffer *plain, *graphs;
     epo_layer *layer[2]; /* of each way, with gradients of its own */
-    void *x, *dy, *y, *dx, *dw1[2], *dw2[2], *w1, *w2;
-    float *weights, *dweights;
-    int64_t *experts;
-    char *stage;
+    test_arrays a[2];    /* of each way; all but gradients of weights is the same memory */
+    char *rows, *made;   /* of `own` */
+    float *row_weights;
+    uint64_t row_bytes;
+    char *memory; /* pinned */
     cudaGraphExec_t exec;
     epo_plan *plan; /* captured */
 } job;
 
-/* ---- a bootstrap for processes: the board ---- */
-
-static int board_barrier(void *ctx) {
-    job *j = ctx;
-    const int round = atomic_load(&j->b->round);
-    if (atomic_fetch_add(&j->b->arrived, 1) == j->s.c.ranks - 1) {
-        atomic_store(&j->b->arrived, 0);
-        atomic_store(&j->b->round, round + 1);
-        return 0;
-    }
-    for (int i = 0; atomic_load(&j->b->round) == round; i++) {
-        if (i > 200000)
-            return -1; /* 20 s */
-        usleep(100);
-    }
-    return 0;
-}
-
-static int board_allgather(void *ctx, const void *mine, size_t bytes, void *all) {
-    job *j = ctx;
-    if (bytes > sizeof j->b->slot[0])
-        return -1;
-    memcpy(j->b->slot[j->rank], mine, bytes);
-    if (board_barrier(j) != 0)
-        return -1;
-    for (int r = 0; r < j->s.c.ranks; r++)
-        memcpy((char *)all + (size_t)r * bytes, j->b->slot[r], bytes);
-    return board_barrier(j);
-}
-
 /* ---- one rank's objects ---- */
-
-static uint64_t rows_bytes(const job *j) {
-    return (uint64_t)ref_tokens(&j->s.c, j->rank) * (uint64_t)j->s.c.hidden *
-           test_size(j->s.c.type);
-}
-static uint64_t slots_of(const job *j) {
-    return (uint64_t)ref_tokens(&j->s.c, j->rank) * (uint64_t)j->s.c.top_k;
-}
-static uint64_t stage_bytes(const job *j) { return 2 * rows_bytes(j) + 12 * slots_of(j) + 64; }
 
 static void *random_weights(const job *j, uint64_t seed, uint64_t n, int fan) {
     const epo_dtype type = j->s.c.type;
-    char *host = malloc(n * test_size(type));
+    const size_t size = test_size(type);
     const float scale = (float)(1.7 / sqrt((double)fan));
     uint64_t made = n < PERIOD ? n : PERIOD;
+    char *host = malloc(made * size), *p = test_device(n * size, 0);
     for (uint64_t i = 0; i < made; i++)
         test_store(host, i, type, test_uniform(seed, i) * scale);
+    TEST_CUDA(cudaMemcpy(p, host, made * size, cudaMemcpyHostToDevice));
     for (uint64_t more; made < n; made += more) {
         more = made < n - made ? made : n - made;
-        memcpy(host + made * test_size(type), host, more * test_size(type));
+        TEST_CUDA(cudaMemcpy(p + made * size, p, more * size, cudaMemcpyDeviceToDevice));
     }
-    void *p = test_upload(host, n * test_size(type));
+    TEST_CUDA(cudaStreamSynchronize(0));
     free(host);
     return p;
 }
 
 static void memory_open(job *j) {
     const ref_case *c = &j->s.c;
-    const uint64_t n = (uint64_t)(c->experts / c->ranks) * (uint64_t)c->ffn * (uint64_t)c->hidden;
-    const uint64_t wsize = test_size(c->wgrad_type), rows = rows_bytes(j), slots = slots_of(j);
-    j->w1 = random_weights(j, c->seed + (uint64_t)j->rank, 2 * n, c->hidden);
-    j->w2 = random_weights(j, c->seed + 100 + (uint64_t)j->rank, n, c->ffn);
-    for (int i = 0; i < 2; i++) {
-        j->dw1[i] = test_device(2 * n * wsize, 0);
-        j->dw2[i] = test_device(n * wsize, 0);
-    }
-    j->x = test_device(rows, 0xff);
-    j->dy = test_device(rows, 0xff);
-    j->y = test_device(rows, 0xff);
-    j->dx = test_device(rows, 0xff);
-    j->weights = test_device(slots * 4, 0xff);
-    j->dweights = test_device(slots * 4, 0xff);
-    j->experts = test_device(slots * 8, 0xff);
-    TEST_CUDA(cudaHostAlloc((void **)&j->stage, 4 * stage_bytes(j), 0));
+    const uint64_t n = test_weights(c), wsize = test_size(c->wgrad_type);
+    test_arrays_open(&j->a[0], c);
+    j->a[0].w1 = random_weights(j, c->seed + (uint64_t)j->rank, 2 * n, c->hidden);
+    j->a[0].w2 = random_weights(j, c->seed + 100 + (uint64_t)j->rank, n, c->ffn);
+    j->a[1] = j->a[0];
+    j->a[1].dw1 = test_device(2 * n * wsize, 0);
+    j->a[1].dw2 = test_device(n * wsize, 0);
+    TEST_CUDA(cudaHostAlloc((void **)&j->memory, test_stage_bytes(c), 0));
 }
 
 static epo_status objects_open(job *j) {
     const ref_case *c = &j->s.c;
-    epo_bootstrap boot = {sizeof boot, j, board_allgather, board_barrier};
-    epo_engine_group eg = {sizeof eg, EPO_GROUP_CONFIG_INIT, "test"};
-    eg.config.engine = EPO_ENGINE_CUDA;
-    eg.config.rank = j->rank;
-    eg.config.ranks = c->ranks;
+    test_seat seat = {&j->b->table, j->rank, c->ranks};
+    epo_bootstrap boot = {sizeof boot, &seat, test_allgather, test_barrier};
+    epo_engine_group eg = test_group(j->rank, c->ranks, j->s.fault == FAULT_LATE ? 2 : 20);
     eg.config.threads = j->world;
     eg.config.bootstrap = j->world == NULL ? &boot : NULL;
     eg.config.overlap = j->s.overlap;
     eg.config.delay_wgrad = EPO_OFF;
-    eg.config.dispatcher = EPO_DISPATCH_ALLTOALL;
-    eg.config.timeout_s = j->s.fault == FAULT_LATE ? 2 : 20;
-    eg.config.warn_s = eg.config.timeout_s / 2;
-    epo_buffer_config bc = EPO_BUFFER_CONFIG_INIT;
-    bc.experts = c->experts;
-    bc.hidden = c->hidden;
-    bc.top_k = c->top_k;
-    bc.max_tokens = c->tokens;
-    bc.type = c->type;
-    bc.capacity = c->capacity;
-    bc.overflow = c->overflow;
-    bc.pad_to_capacity = 1;
+    eg.config.dispatcher = j->s.dispatcher;
+    epo_buffer_config bc = test_buffer(c);
     bc.chunks = j->s.chunks;
-    epo_layer_config lc = EPO_LAYER_CONFIG_INIT;
-    lc.experts = c->experts;
-    lc.hidden = c->hidden;
-    lc.ffn = c->ffn;
-    lc.type = c->type;
-    lc.wgrad_type = c->wgrad_type;
-    lc.w1 = j->w1;
-    lc.w2 = j->w2;
     epo_status status = j->engine->group_create(&eg, &j->group);
     if (status == EPO_OK)
         status = j->engine->buffer_create(j->group, &bc, &j->plain);
@@ -180,8 +116,8 @@ static epo_status objects_open(job *j) {
     if (status == EPO_OK)
         status = j->engine->buffer_create(j->group, &bc, &j->graphs);
     for (int i = 0; i < 2 && status == EPO_OK; i++) {
-        lc.dw1 = j->dw1[i];
-        lc.dw2 = j->dw2[i];
+        epo_layer_config lc = test_layer(c, &j->a[i]);
+        lc.saved = j->s.saved;
         status = j->engine->layer_create(j->group, &lc, &j->layer[i]);
     }
     return status;
@@ -196,11 +132,13 @@ static void all_close(job *j) {
     (void)j->engine->buffer_destroy(j->graphs);
     (void)j->engine->buffer_destroy(j->plain);
     (void)j->engine->group_destroy(j->group);
-    void *all[] = {j->w1, j->w2, j->dw1[0], j->dw1[1],  j->dw2[0],   j->dw2[1], j->x,
-                   j->dy, j->y,  j->dx,     j->weights, j->dweights, j->experts};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        cudaFree(all[i]);
-    cudaFreeHost(j->stage);
+    cudaFree(j->a[1].dw1);
+    cudaFree(j->a[1].dw2);
+    test_arrays_close(&j->a[0]);
+    cudaFree(j->rows);
+    cudaFree(j->made);
+    cudaFree(j->row_weights);
+    cudaFreeHost(j->memory);
     cudaStreamDestroy(j->stream);
 }
 
@@ -209,84 +147,56 @@ static void all_close(job *j) {
 /* Other ones for each i; `wrong`: with a fault. */
 static void inputs_send(const job *j, int i, bool wrong) {
     const ref_case *c = &j->s.c;
-    const int tokens = ref_tokens(c, j->rank);
-    const uint64_t n = (uint64_t)tokens * (uint64_t)c->hidden, slots = slots_of(j);
-    char *x = j->stage, *dy = x + rows_bytes(j);
-    int64_t *e = (int64_t *)(void *)(dy + (rows_bytes(j) + 7) / 8 * 8);
-    float *w = (float *)(void *)(e + slots);
-    const uint64_t seed = c->seed ^ ((uint64_t)i * 1000 + (uint64_t)j->rank);
-    for (uint64_t k = 0; k < n; k++) {
-        test_store(x, k, c->type, test_uniform(seed, k % PERIOD));
-        test_store(dy, k, c->type, test_uniform(seed + 7, k % PERIOD));
-    }
-    for (int t = 0; t < tokens; t++)
-        for (int k = 0; k < c->top_k; k++) {
-            e[t * c->top_k + k] = ref_expert(c, j->rank, i, t, k);
-            w[t * c->top_k + k] = ref_weight(c, j->rank, i, t, k);
-        }
+    const uint64_t slots = test_slots(c, j->rank);
+    const test_stage stage = test_stage_at(c, j->rank, j->memory);
+    test_stage_fill(c, j->rank, i, &stage);
     if (wrong && j->s.fault == FAULT_INDEX && j->rank == 0)
-        e[slots / 2] = c->experts + 3;
+        stage.experts[slots / 2] = c->experts + 3;
     for (uint64_t k = 0; wrong && j->s.fault == FAULT_OVERFLOW && j->rank == 0 && k < slots; k++)
-        e[k] = 1;
-    TEST_CUDA(cudaMemcpyAsync(j->x, x, rows_bytes(j), cudaMemcpyHostToDevice, j->stream));
-    TEST_CUDA(cudaMemcpyAsync(j->dy, dy, rows_bytes(j), cudaMemcpyHostToDevice, j->stream));
-    TEST_CUDA(cudaMemcpyAsync(j->experts, e, slots * 8, cudaMemcpyHostToDevice, j->stream));
-    TEST_CUDA(cudaMemcpyAsync(j->weights, w, slots * 4, cudaMemcpyHostToDevice, j->stream));
-    TEST_CUDA(cudaMemsetAsync(j->y, 0x5a, rows_bytes(j), j->stream));
-    TEST_CUDA(cudaMemsetAsync(j->dx, 0x5a, rows_bytes(j), j->stream));
-    TEST_CUDA(cudaMemsetAsync(j->dweights, 0x5a, slots * 4, j->stream));
+        stage.experts[k] = 1;
+    test_stage_send(c, j->rank, &stage, &j->a[0], j->stream);
+    test_outputs_poison(c, j->rank, 0x5a, &j->a[0], j->stream);
     TEST_CUDA(cudaStreamSynchronize(j->stream));
 }
 
-static epo_status calls(job *j, epo_buffer *buffer, epo_layer *layer, epo_plan **plan) {
-    epo_saved *saved = NULL;
-    epo_routing r = EPO_ROUTING_INIT;
-    r.tokens = ref_tokens(&j->s.c, j->rank);
-    r.top_k = j->s.c.top_k;
-    r.experts = j->experts;
-    r.weights = j->weights;
-    epo_status status = j->engine->plan_create(buffer, &r, j->stream, plan);
+/* The plan's rows to this rank and back, as they are. */
+static epo_status own_calls(job *j, epo_plan *plan) {
+    uint64_t rows = 0;
+    epo_status status = j->engine->plan_rows(plan, &rows);
+    if (status == EPO_OK && j->rows == NULL) { /* the first time is not captured */
+        j->row_bytes = rows * (uint64_t)j->s.c.hidden * test_size(j->s.c.type);
+        j->rows = test_device(j->row_bytes, 0xff);
+        j->made = test_device(j->row_bytes, 0xff);
+        j->row_weights = test_device(rows * sizeof *j->row_weights, 0xff);
+    }
     if (status == EPO_OK)
-        status = j->engine->forward(layer, *plan, j->x, j->y, &saved, j->stream);
+        status = j->engine->dispatch(plan, j->a[0].x, j->rows, j->row_weights, j->stream);
+    TEST_CUDA(cudaMemcpyAsync(j->made, j->rows, j->row_bytes, cudaMemcpyDeviceToDevice, j->stream));
     if (status == EPO_OK)
-        status = j->engine->backward(layer, saved, j->dy, j->dx, j->dweights, j->stream);
+        status = j->engine->combine(plan, j->made, j->a[0].y, j->row_weights, j->a[0].dweights,
+                                    j->stream);
     return status;
 }
 
-static uint64_t hash_of(const void *device, uint64_t bytes) {
-    unsigned char *host = malloc(bytes + 8);
-    uint64_t hash = UINT64_C(0xcbf29ce484222325);
-    TEST_CUDA(cudaMemcpy(host, device, bytes, cudaMemcpyDeviceToHost));
-    memset(host + bytes, 0, 8);
-    for (uint64_t i = 0; i < bytes; i += 8) {
-        uint64_t word;
-        memcpy(&word, host + i, 8);
-        hash = (hash ^ word) * UINT64_C(0x100000001b3);
-        hash ^= hash >> 29;
-    }
-    free(host);
-    return hash;
+static epo_status calls(job *j, epo_buffer *buffer, epo_layer *layer, epo_plan **plan) {
+    const epo_routing r = test_routing(&j->s.c, j->rank, j->a[0].experts, j->a[0].weights);
+    if (!j->s.own)
+        return test_pass(j->engine, buffer, layer, &r, &j->a[0], j->stream, plan);
+    epo_status status = j->engine->plan_create(buffer, &r, j->stream, plan);
+    return status == EPO_OK ? own_calls(j, *plan) : status;
 }
 
-static void hash_all(const job *j, int way, uint64_t hash[ARRAYS]) {
-    const ref_case *c = &j->s.c;
-    const uint64_t n = (uint64_t)(c->experts / c->ranks) * (uint64_t)c->ffn * (uint64_t)c->hidden;
+static void hash_all(const job *j, int way, uint64_t hash[TEST_OUTPUTS]) {
+    test_output out[TEST_OUTPUTS];
+    test_outputs(&j->s.c, j->rank, &j->a[way], NULL, out);
     TEST_CUDA(cudaStreamSynchronize(j->stream));
-    hash[0] = hash_of(j->y, rows_bytes(j));
-    hash[1] = hash_of(j->dx, rows_bytes(j));
-    hash[2] = hash_of(j->dweights, slots_of(j) * 4);
-    hash[3] = hash[4] = 0;
-    if (j->s.timed) /* large ones, of layers whose bits are seen elsewhere */
-        return;
-    hash[3] = hash_of(j->dw1[way], 2 * n * test_size(c->wgrad_type));
-    hash[4] = hash_of(j->dw2[way], n * test_size(c->wgrad_type));
+    for (int i = 0; i < TEST_OUTPUTS;
+         i++) /* timed: large ones, of layers whose bits are seen elsewhere */
+        hash[i] = j->s.timed && i > 2 ? 0
+                                      : test_hash_device(TEST_HASH, out[i].device,
+                                                         out[i].count * test_size(out[i].type));
 }
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 static int by_size(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -323,10 +233,10 @@ static epo_status capture(job *j) {
 /* After the warm-up's gradients both start from zero. */
 static void clear_gradients(job *j) {
     const ref_case *c = &j->s.c;
-    const uint64_t n = (uint64_t)(c->experts / c->ranks) * (uint64_t)c->ffn * (uint64_t)c->hidden;
+    const uint64_t n = test_weights(c), wsize = test_size(c->wgrad_type);
     for (int i = 0; i < 2; i++) {
-        TEST_CUDA(cudaMemsetAsync(j->dw1[i], 0, 2 * n * test_size(c->wgrad_type), j->stream));
-        TEST_CUDA(cudaMemsetAsync(j->dw2[i], 0, n * test_size(c->wgrad_type), j->stream));
+        TEST_CUDA(cudaMemsetAsync(j->a[i].dw1, 0, 2 * n * wsize, j->stream));
+        TEST_CUDA(cudaMemsetAsync(j->a[i].dw2, 0, n * wsize, j->stream));
     }
     TEST_CUDA(cudaStreamSynchronize(j->stream));
 }
@@ -334,7 +244,7 @@ static void clear_gradients(job *j) {
 static epo_status compare(job *j) {
     epo_status status = EPO_OK;
     for (int i = 0; i < j->s.replays && status == EPO_OK; i++) {
-        uint64_t want[ARRAYS], got[ARRAYS];
+        uint64_t want[TEST_OUTPUTS], got[TEST_OUTPUTS];
         epo_plan *plan = NULL;
         bool differs = false;
         inputs_send(j, i, false);
@@ -352,9 +262,10 @@ static epo_status compare(job *j) {
             TEST_CUDA(cudaStreamSynchronize(j->stream));
             if (memcmp(got, want, sizeof got) != 0)
                 differs = true;
-            for (int a = 0; a < ARRAYS; a++)
+            for (int a = 0; a < TEST_OUTPUTS; a++)
                 j->b->rank[j->rank].where[a] += got[a] != want[a];
-            if (hash_of(j->y, rows_bytes(j)) != want[0])
+            if (test_hash_device(TEST_HASH, j->a[0].y, test_rows_bytes(&j->s.c, j->rank)) !=
+                want[0])
                 differs = true;
             TEST_CUDA(cudaGraphLaunch(j->exec, j->stream)); /* both added the same twice */
             TEST_CUDA(cudaStreamSynchronize(j->stream));
@@ -362,7 +273,7 @@ static epo_status compare(job *j) {
             continue;
         }
         hash_all(j, 1, got);
-        for (int a = 0; a < ARRAYS; a++) {
+        for (int a = 0; a < TEST_OUTPUTS; a++) {
             j->b->rank[j->rank].where[a] += got[a] != want[a];
             differs = differs || got[a] != want[a];
         }
@@ -384,10 +295,10 @@ static epo_status run_fault(job *j) {
         status = j->engine->group_async_error(j->group);
         usleep(1000);
     }
-    const uint64_t n = rows_bytes(j) / test_size(j->s.c.type);
-    char *host = malloc(rows_bytes(j) + 1);
+    const uint64_t bytes = test_rows_bytes(&j->s.c, j->rank), n = bytes / test_size(j->s.c.type);
+    char *host = malloc(bytes + 1);
     uint64_t nan = 0;
-    TEST_CUDA(cudaMemcpy(host, j->y, rows_bytes(j), cudaMemcpyDeviceToHost));
+    TEST_CUDA(cudaMemcpy(host, j->a[0].y, bytes, cudaMemcpyDeviceToHost));
     for (uint64_t i = 0; i < n; i++)
         nan += isnan(test_load(host, i, j->s.c.type)) ? 1 : 0;
     free(host);
@@ -405,15 +316,15 @@ static void run_timed(job *j) {
         if (j->world != NULL)
             (void)j->engine->group_barrier(j->group);
         TEST_CUDA(cudaStreamSynchronize(j->stream));
-        const double start = now();
+        const double start = test_now();
         for (int k = 0; k < CALLS; k++)
             if (way == 0)
                 (void)calls(j, j->plain, j->layer[0], &plan[k]);
             else
                 TEST_CUDA(cudaGraphLaunch(j->exec, j->stream));
-        cpu[way][i / 2] = (now() - start) * 1e6 / CALLS;
+        cpu[way][i / 2] = (test_now() - start) * 1e6 / CALLS;
         TEST_CUDA(cudaStreamSynchronize(j->stream));
-        all[way][i / 2] = (now() - start) * 1e3 / CALLS;
+        all[way][i / 2] = (test_now() - start) * 1e3 / CALLS;
         for (int k = 0; k < CALLS; k++)
             j->engine->plan_release(plan[k]);
     }
@@ -458,24 +369,21 @@ static void *rank_main(void *ctx) {
 /* ---- all ranks of one case ---- */
 
 static bool run_threads(job *j) {
-    pthread_t thread[RANKS];
-    job each[RANKS];
+    job each[REF_RANKS];
     if (j->engine->world_create(j->s.c.ranks, &j->world) != EPO_OK)
         return false;
     for (int r = 0; r < j->s.c.ranks; r++) {
         each[r] = *j;
         each[r].rank = r;
-        pthread_create(&thread[r], NULL, rank_main, &each[r]);
     }
-    for (int r = 0; r < j->s.c.ranks; r++)
-        pthread_join(thread[r], NULL);
+    test_threads(j->s.c.ranks, rank_main, each, sizeof *each);
     j->engine->world_destroy(j->world);
     j->world = NULL;
     return true;
 }
 
 static bool run_processes(const job *j) {
-    pid_t pid[RANKS];
+    pid_t pid[REF_RANKS];
     bool ok = true;
     for (int r = 0; r < j->s.c.ranks; r++)
         if ((pid[r] = fork()) == 0) {
@@ -543,16 +451,26 @@ static void run_case(job *j, bool threads, const char *what) {
     const bool ok = (j->s.fault != FAULT_NONE ? judge_fault(j, text, sizeof text)
                                               : judge_bits(j, text, sizeof text)) &&
                     ran;
-    snprintf(name, sizeof name, "graph %s %s x%d %s %s, %d chunks, T%d E%d H%d F%d K%d capacity %d",
-             what, threads ? "threads" : "processes", c->ranks, test_type(c->type),
+    snprintf(name, sizeof name,
+             "graph %s %s %s x%d %s %s, %d chunks, T%d E%d H%d F%d K%d capacity %d", what,
+             c->wire != EPO_WIRE_ROWS               ? "e4m3"
+             : j->s.dispatcher == EPO_DISPATCH_FLEX ? "flex"
+                                                    : "alltoall",
+             threads ? "threads" : "processes", c->ranks, test_type(c->type),
              j->s.overlap == EPO_ON ? "overlapped" : "serial", j->s.chunks, c->tokens, c->experts,
              c->hidden, c->ffn, c->top_k, c->capacity);
     test_result(name, ok, text);
 }
 
+/* Of every setup; named on the command line. */
+static epo_dispatcher dispatcher = EPO_DISPATCH_ALLTOALL;
+static epo_wire wire = EPO_WIRE_ROWS;
+
 static setup some_setup(int ranks, int i, int replays) {
     static const epo_dtype types[] = {EPO_BF16, EPO_F32, EPO_F16};
-    setup s = {.overlap = i % 2 ? EPO_ON : EPO_OFF, .chunks = i % 2 ? 1 + i / 2 : 1};
+    setup s = {.dispatcher = dispatcher,
+               .overlap = i % 2 ? EPO_ON : EPO_OFF,
+               .chunks = i % 2 ? 1 + i / 2 : 1};
     s.c = (ref_case){.seed = 0x77 + (uint64_t)i,
                      .ranks = ranks,
                      .experts = 8 * ranks,
@@ -562,10 +480,16 @@ static setup some_setup(int ranks, int i, int replays) {
                      .tokens = 90,
                      .type = types[i % 3],
                      .wgrad_type = EPO_F32,
+                     .pad = true,
                      .routing = i % 4 == 3   ? REF_HOLES
                                 : i % 4 == 2 ? REF_UNEVEN
                                              : REF_RANDOM,
                      .microbatches = 1};
+    s.c.wire = wire;
+    if (wire != EPO_WIRE_ROWS)
+        s.c.hidden = EPO_WIRE_GROUP * (1 + i % 2);
+    if (dispatcher == EPO_DISPATCH_FLEX && i % 4 == 2)
+        s.saved = EPO_SAVE_TOKENS;
     s.c.capacity = i % 4 == 0 ? 90 : 12;
     s.c.overflow = i % 4 == 0   ? EPO_OVERFLOW_ERROR
                    : i % 4 == 1 ? EPO_OVERFLOW_DROP_POSITION
@@ -575,9 +499,17 @@ static setup some_setup(int ranks, int i, int replays) {
 }
 
 static void run_bits(job *j, bool threads, int ranks, int replays) {
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 12; i++) {
         j->s = some_setup(ranks, i, i < 4 ? replays : replays / 4 + 1);
         run_case(j, threads, "bits");
+    }
+}
+
+static void run_own(job *j, bool threads, int ranks, int replays) {
+    for (int i = 0; i < 4; i++) {
+        j->s = some_setup(ranks, i, replays / 2 + 1);
+        j->s.own = true;
+        run_case(j, threads, "dispatch and combine");
     }
 }
 
@@ -595,11 +527,11 @@ static void run_errors(job *j, bool threads, int ranks) {
 }
 
 /* Workload Q, and few tokens, with room for 1.5 times the average. */
-static void run_times(job *j, bool threads, int ranks) {
-    static const int tokens[] = {64, 512, 4096};
-    for (int i = 0; i < 6; i++) {
-        const int t = tokens[i / 2];
-        j->s = some_setup(ranks, i % 2, 2);
+static void run_times(job *j, bool threads, int ranks, int sizes) {
+    static const int tokens[] = {4096, 64, 512}, chunks[] = {1, 1, 2, 4, 8};
+    for (int i = 0; i < 5 * sizes; i++) {
+        const int t = tokens[i / 5];
+        j->s = some_setup(ranks, i % 5 > 0, 2);
         j->s.c.tokens = t;
         j->s.c.routing = REF_RANDOM;
         j->s.c.type = j->s.c.wgrad_type = EPO_BF16;
@@ -609,49 +541,32 @@ static void run_times(job *j, bool threads, int ranks) {
         j->s.c.top_k = 8;
         j->s.c.capacity = t * 8 * 3 / 2 / 128;
         j->s.c.overflow = EPO_OVERFLOW_DROP_POSITION;
-        j->s.chunks = i % 2 && t > 1000 ? 4 : 1;
+        j->s.chunks = chunks[i % 5];
         j->s.timed = true;
         run_case(j, threads, "time");
     }
 }
 
-static int devices_count(bool threads) {
-    int n = 0, pipes[2]; /* processes: asked of a child, so that this one has not touched CUDA */
-    if (threads) {
-        TEST_CUDA(cudaGetDeviceCount(&n));
-        return n;
-    }
-    if (pipe(pipes) != 0)
-        return 0;
-    if (fork() == 0) {
-        (void)cudaGetDeviceCount(&n);
-        _exit(write(pipes[1], &n, sizeof n) == (ssize_t)sizeof n ? 0 : 1);
-    }
-    if (read(pipes[0], &n, sizeof n) != (ssize_t)sizeof n)
-        n = 0;
-    wait(NULL);
-    return n;
-}
-
-static bool asked(int argc, char **argv, const char *name) {
-    bool any = argc < 5;
-    for (int i = 4; i < argc; i++)
+static bool asked(int argc, char **argv, const char *name, int first) {
+    bool any = argc <= first;
+    for (int i = first; i < argc; i++)
         any = any || strcmp(argv[i], name) == 0;
     return any;
 }
 
 int main(int argc, char **argv) {
     if (argc < 3) {
-        fprintf(stderr, "usage: graph threads|processes RANKS [REPLAYS [NAME...]]\n");
+        fprintf(stderr,
+                "usage: graph threads|processes RANKS [REPLAYS [alltoall|flex|e4m3] [NAME...]]\n");
         return 2;
     }
     const bool threads = strcmp(argv[1], "threads") == 0;
     const int ranks = (int)strtol(argv[2], NULL, 10);
     const int replays = argc > 3 ? (int)strtol(argv[3], NULL, 10) : 100;
-    job j = {.engine = epo_engine_entry(EPO_ENGINE_ABI), .devices = devices_count(threads)};
-    if (j.devices == 0 || ranks < 1 || ranks > RANKS || replays < 1) {
-        fprintf(stderr, "graph: %d GPUs, %d ranks (1..%d), %d replays\n", j.devices, ranks, RANKS,
-                replays);
+    job j = {.engine = epo_engine_entry(EPO_ENGINE_ABI), .devices = test_devices()};
+    if (j.devices == 0 || ranks < 1 || ranks > REF_RANKS || replays < 1) {
+        fprintf(stderr, "graph: %d GPUs, %d ranks (1..%d), %d replays\n", j.devices, ranks,
+                REF_RANKS, replays);
         return 2;
     }
     if (threads && ranks > j.devices) {
@@ -661,11 +576,22 @@ int main(int argc, char **argv) {
     j.b = mmap(NULL, sizeof *j.b, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (j.b == MAP_FAILED)
         return 2;
-    if (asked(argc, argv, "bits"))
+    int first = 4;
+    if (argc > 4 && strcmp(argv[4], "e4m3") == 0)
+        wire = EPO_WIRE_E4M3;
+    if (argc > 4 && (wire != EPO_WIRE_ROWS || strcmp(argv[4], "flex") == 0))
+        dispatcher = EPO_DISPATCH_FLEX;
+    if (argc > 4 && (dispatcher == EPO_DISPATCH_FLEX || strcmp(argv[4], "alltoall") == 0))
+        first++;
+    if (asked(argc, argv, "bits", first))
         run_bits(&j, threads, ranks, replays);
-    if (asked(argc, argv, "errors"))
+    if (asked(argc, argv, "own", first))
+        run_own(&j, threads, ranks, replays);
+    if (asked(argc, argv, "errors", first))
         run_errors(&j, threads, ranks);
-    if (asked(argc, argv, "time"))
-        run_times(&j, threads, ranks);
+    if (asked(argc, argv, "time", first))
+        run_times(&j, threads, ranks, 3);
+    else if (argc > first && asked(argc, argv, "large", first))
+        run_times(&j, threads, ranks, 1);
     return test_failed;
 }

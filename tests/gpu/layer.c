@@ -8,17 +8,11 @@
  * Ranks share the GPUs there are (rank r on GPU r modulo their number; with nodes, whose
  * ranks lie one behind the other, node n on GPU n modulo their number).
  */
-#include "gpu_test.h"
-#include "reference.h"
+#include "fixture.h"
 
 #include "backend/backend.h"
-#include "backend/engine.h"
 
-#include <pthread.h>
-#include <stdatomic.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 typedef struct arm {
     const char *name;
@@ -36,8 +30,7 @@ enum { ARMS = sizeof arms / sizeof *arms };
 
 /* What the ranks share with the program that judges: in a shared mapping. */
 typedef struct board {
-    _Atomic int arrived, round;
-    char slot[REF_RANKS][8192];
+    test_table table;
     struct {
         int status;
         char text[256];
@@ -57,36 +50,6 @@ typedef struct job {
     const ref_result *want; /* NULL: only the bits */
 } job;
 
-/* ---- a bootstrap for processes: the board ---- */
-
-static int board_barrier(void *ctx) {
-    job *j = ctx;
-    const int round = atomic_load(&j->b->round);
-    if (atomic_fetch_add(&j->b->arrived, 1) == j->c.ranks - 1) {
-        atomic_store(&j->b->arrived, 0);
-        atomic_store(&j->b->round, round + 1);
-        return 0;
-    }
-    for (int i = 0; atomic_load(&j->b->round) == round; i++) {
-        if (i > 200000)
-            return -1; /* 20 s */
-        usleep(100);
-    }
-    return 0;
-}
-
-static int board_allgather(void *ctx, const void *mine, size_t bytes, void *all) {
-    job *j = ctx;
-    if (bytes > sizeof j->b->slot[0])
-        return -1;
-    memcpy(j->b->slot[j->rank], mine, bytes);
-    if (board_barrier(j) != 0)
-        return -1;
-    for (int r = 0; r < j->c.ranks; r++)
-        memcpy((char *)all + (size_t)r * bytes, j->b->slot[r], bytes);
-    return board_barrier(j);
-}
-
 /* ---- one rank ---- */
 
 typedef struct state {
@@ -94,91 +57,31 @@ typedef struct state {
     epo_group *group;
     epo_buffer *buffer;
     epo_layer *layer;
-    void *w1, *w2, *dw1, *dw2, *x, *dy, *y, *dx;
-    float *weights, *dweights;
-    int64_t *experts;
+    test_arrays a;
 } state;
-
-static void *upload_experts(const job *j, int second) {
-    const ref_case *c = &j->c;
-    const int local = c->experts / c->ranks;
-    const uint64_t n = (uint64_t)c->ffn * (uint64_t)c->hidden * (second ? 1 : 2);
-    char *host = malloc((uint64_t)local * n * test_size(c->type));
-    for (int e = 0; e < local; e++)
-        for (uint64_t i = 0; i < n; i++)
-            test_store(host, (uint64_t)e * n + i, c->type,
-                       second ? ref_w2(c, j->rank * local + e, i)
-                              : ref_w1(c, j->rank * local + e, i));
-    void *p = test_upload(host, (uint64_t)local * n * test_size(c->type));
-    free(host);
-    return p;
-}
-
-static void state_memory(const job *j, state *s) {
-    const ref_case *c = &j->c;
-    const uint64_t local = (uint64_t)(c->experts / c->ranks);
-    const uint64_t n = (uint64_t)c->ffn * (uint64_t)c->hidden, wsize = test_size(c->wgrad_type);
-    const uint64_t rows = (uint64_t)c->tokens * (uint64_t)c->hidden * test_size(c->type);
-    s->w1 = upload_experts(j, 0);
-    s->w2 = upload_experts(j, 1);
-    s->dw1 = test_device(2 * local * n * wsize, 0);
-    s->dw2 = test_device(local * n * wsize, 0);
-    s->x = test_device(rows, 0xff);
-    s->dy = test_device(rows, 0xff);
-    s->y = test_device(rows, 0xff);
-    s->dx = test_device(rows, 0xff);
-    s->weights = test_device((uint64_t)c->tokens * (uint64_t)c->top_k * 4, 0xff);
-    s->dweights = test_device((uint64_t)c->tokens * (uint64_t)c->top_k * 4, 0xff);
-    s->experts = test_device((uint64_t)c->tokens * (uint64_t)c->top_k * 8, 0xff);
-}
 
 static void state_free(const job *j, state *s) {
     (void)j->engine->layer_destroy(s->layer);
     (void)j->engine->buffer_destroy(s->buffer);
     (void)j->engine->group_destroy(s->group);
-    void *all[] = {s->w1, s->w2, s->dw1,     s->dw2,      s->x,      s->dy,
-                   s->y,  s->dx, s->weights, s->dweights, s->experts};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        cudaFree(all[i]);
+    test_arrays_close(&s->a);
     cudaStreamDestroy(s->stream);
 }
 
 static epo_status state_open(job *j, state *s) {
     const ref_case *c = &j->c;
-    epo_bootstrap boot = {sizeof boot, j, board_allgather, board_barrier};
-    epo_engine_group eg = {sizeof eg, EPO_GROUP_CONFIG_INIT, "test"};
-    eg.config.engine = EPO_ENGINE_CUDA;
-    eg.config.rank = j->rank;
-    eg.config.ranks = c->ranks;
+    const char *limit = getenv("LAYER_TIMEOUT_S"); /* tools that make everything slow */
+    test_seat seat = {&j->b->table, j->rank, c->ranks};
+    epo_bootstrap boot = {sizeof boot, &seat, test_allgather, test_barrier};
+    epo_engine_group eg = test_group(j->rank, c->ranks, limit != NULL ? strtod(limit, NULL) : 20);
     eg.config.threads = j->world;
     eg.config.bootstrap = j->world == NULL ? &boot : NULL;
     eg.config.overlap = j->arm->overlap;
     eg.config.delay_wgrad = j->arm->delay;
     eg.config.dispatcher = j->dispatcher;
     eg.config.chunks = j->arm->chunks;
-    const char *limit = getenv("LAYER_TIMEOUT_S"); /* tools that make everything slow */
-    eg.config.timeout_s = limit != NULL ? strtod(limit, NULL) : 20;
-    eg.config.warn_s = eg.config.timeout_s / 2;
-    epo_buffer_config bc = EPO_BUFFER_CONFIG_INIT;
-    bc.experts = c->experts;
-    bc.hidden = c->hidden;
-    bc.top_k = c->top_k;
-    bc.max_tokens = c->tokens;
-    bc.type = c->type;
-    bc.capacity = c->capacity;
-    bc.overflow = c->overflow;
-    bc.pad_to_capacity = c->pad;
-    bc.wire = c->wire;
-    epo_layer_config lc = EPO_LAYER_CONFIG_INIT;
-    lc.experts = c->experts;
-    lc.hidden = c->hidden;
-    lc.ffn = c->ffn;
-    lc.type = c->type;
-    lc.wgrad_type = c->wgrad_type;
-    lc.w1 = s->w1;
-    lc.w2 = s->w2;
-    lc.dw1 = s->dw1;
-    lc.dw2 = s->dw2;
+    const epo_buffer_config bc = test_buffer(c);
+    const epo_layer_config lc = test_layer(c, &s->a);
     epo_status status = j->engine->group_create(&eg, &s->group);
     if (status == EPO_OK)
         status = j->engine->buffer_create(s->group, &bc, &s->buffer);
@@ -187,81 +90,27 @@ static epo_status state_open(job *j, state *s) {
     return status;
 }
 
-/* Inputs by stream order only: what a training step does. */
-static void inputs_send(const job *j, state *s, int mb, char *stage) {
+static epo_status microbatch(const job *j, state *s, int mb, char *memory) {
     const ref_case *c = &j->c;
-    const int tokens = ref_tokens(c, j->rank);
-    const uint64_t n = (uint64_t)tokens * (uint64_t)c->hidden,
-                   slots = (uint64_t)(tokens * c->top_k);
-    char *x = stage, *dy = x + n * 4;
-    float *w = (float *)(void *)(dy + n * 4);
-    int64_t *e = (int64_t *)(void *)((char *)w + (slots * 4 + 7) / 8 * 8);
-    for (int t = 0; t < tokens; t++) {
-        for (int h = 0; h < c->hidden; h++) {
-            const uint64_t at = (uint64_t)(t * c->hidden + h);
-            test_store(x, at, c->type, ref_row(c, 0, j->rank, mb, t, h));
-            test_store(dy, at, c->type, ref_row(c, 1, j->rank, mb, t, h));
-        }
-        for (int k = 0; k < c->top_k; k++) {
-            w[t * c->top_k + k] = ref_weight(c, j->rank, mb, t, k);
-            e[t * c->top_k + k] = ref_expert(c, j->rank, mb, t, k);
-        }
-    }
-    const uint64_t bytes = n * test_size(c->type);
-    TEST_CUDA(cudaMemcpyAsync(s->x, x, bytes, cudaMemcpyHostToDevice, s->stream));
-    TEST_CUDA(cudaMemcpyAsync(s->dy, dy, bytes, cudaMemcpyHostToDevice, s->stream));
-    TEST_CUDA(cudaMemcpyAsync(s->weights, w, slots * 4, cudaMemcpyHostToDevice, s->stream));
-    TEST_CUDA(cudaMemcpyAsync(s->experts, e, slots * 8, cudaMemcpyHostToDevice, s->stream));
-}
-
-static epo_status microbatch(const job *j, state *s, int mb, char *stage) {
-    const ref_case *c = &j->c;
+    const test_stage stage = test_stage_at(c, j->rank, memory);
+    const epo_routing r = test_routing(c, j->rank, s->a.experts, s->a.weights);
     epo_plan *plan = NULL;
-    epo_saved *saved = NULL;
-    inputs_send(j, s, mb, stage);
-    epo_routing r = EPO_ROUTING_INIT;
-    r.tokens = ref_tokens(c, j->rank);
-    r.top_k = c->top_k;
-    r.experts = s->experts;
-    r.weights = s->weights;
-    epo_status status = j->engine->plan_create(s->buffer, &r, s->stream, &plan);
-    if (status == EPO_OK)
-        status = j->engine->forward(s->layer, plan, s->x, s->y, &saved, s->stream);
-    if (status == EPO_OK)
-        status = j->engine->backward(s->layer, saved, s->dy, s->dx, s->dweights, s->stream);
+    test_stage_fill(c, j->rank, mb, &stage);
+    test_stage_send(c, j->rank, &stage, &s->a, s->stream);
+    epo_status status = test_pass(j->engine, s->buffer, s->layer, &r, &s->a, s->stream, &plan);
     j->engine->plan_release(plan);
     return status;
 }
 
-static uint64_t hash_of(const void *data, uint64_t bytes) {
-    uint64_t hash = UINT64_C(0xcbf29ce484222325);
-    for (uint64_t i = 0; i < bytes; i++)
-        hash = (hash ^ ((const unsigned char *)data)[i]) * UINT64_C(0x100000001b3);
-    return hash;
-}
-
 /* Results of this rank: errors, and a hash of every bit. */
 static void judge(const job *j, state *s) {
-    const ref_case *c = &j->c;
-    const uint64_t tokens = (uint64_t)ref_tokens(c, j->rank), n = (uint64_t)(c->ffn * c->hidden);
-    const uint64_t local = (uint64_t)(c->experts / c->ranks);
-    const struct {
-        const void *device;
-        uint64_t count;
-        epo_dtype type;
-        const double *want;
-    } out[5] = {
-        {s->y, tokens * (uint64_t)c->hidden, c->type, j->want ? j->want->y : NULL},
-        {s->dx, tokens * (uint64_t)c->hidden, c->type, j->want ? j->want->dx : NULL},
-        {s->dweights, tokens * (uint64_t)c->top_k, EPO_F32, j->want ? j->want->dweights : NULL},
-        {s->dw1, 2 * n * local, c->wgrad_type, j->want ? j->want->dw1 : NULL},
-        {s->dw2, n * local, c->wgrad_type, j->want ? j->want->dw2 : NULL},
-    };
-    for (int i = 0; i < 5; i++) {
+    test_output out[TEST_OUTPUTS];
+    test_outputs(&j->c, j->rank, &s->a, j->want, out);
+    for (int i = 0; i < TEST_OUTPUTS; i++) {
         const uint64_t bytes = out[i].count * test_size(out[i].type);
         void *host = malloc(bytes + 1);
         TEST_CUDA(cudaMemcpy(host, out[i].device, bytes, cudaMemcpyDeviceToHost));
-        j->b->rank[j->rank].hash[j->arm_number][i] = hash_of(host, bytes);
+        j->b->rank[j->rank].hash[j->arm_number][i] = test_hash(TEST_HASH, host, bytes);
         if (out[i].want != NULL)
             j->b->rank[j->rank].error[i] = test_error(host, out[i].want, out[i].count, out[i].type);
         free(host);
@@ -275,10 +124,11 @@ static void *rank_main(void *ctx) {
     TEST_CUDA(cudaSetDevice(j->nodes > 1 ? j->rank * j->nodes / j->c.ranks % j->devices
                                          : j->rank % j->devices));
     TEST_CUDA(cudaStreamCreateWithFlags(&s.stream, cudaStreamNonBlocking));
-    state_memory(j, &s);
+    test_arrays_open(&s.a, &j->c);
+    s.a.w1 = test_weights_upload(&j->c, j->rank, false);
+    s.a.w2 = test_weights_upload(&j->c, j->rank, true);
     /* One pinned stage per micro-batch: copies are read when the GPU gets there. */
-    const uint64_t stage_bytes =
-        (uint64_t)j->c.tokens * ((uint64_t)j->c.hidden * 8 + (uint64_t)j->c.top_k * 12) + 64;
+    const uint64_t stage_bytes = test_stage_bytes(&j->c);
     char *stage = NULL;
     TEST_CUDA(cudaHostAlloc((void **)&stage, stage_bytes * (uint64_t)j->c.microbatches, 0));
     epo_status status = state_open(j, &s);
@@ -301,7 +151,6 @@ static void *rank_main(void *ctx) {
 /* ---- all ranks of one arm ---- */
 
 static bool run_threads(job *j) {
-    pthread_t thread[REF_RANKS];
     job each[REF_RANKS];
     if (j->engine->world_create(j->c.ranks, &j->world) != EPO_OK)
         return false;
@@ -309,10 +158,8 @@ static bool run_threads(job *j) {
         each[r] = *j;
         each[r].rank = r;
         each[r].want = j->want != NULL ? &j->want[r] : NULL;
-        pthread_create(&thread[r], NULL, rank_main, &each[r]);
     }
-    for (int r = 0; r < j->c.ranks; r++)
-        pthread_join(thread[r], NULL);
+    test_threads(j->c.ranks, rank_main, each, sizeof *each);
     j->engine->world_destroy(j->world);
     j->world = NULL;
     return true;
@@ -440,25 +287,6 @@ static ref_case random_case(uint64_t seed, int ranks, int i) {
     return c;
 }
 
-static int devices_count(bool threads) {
-    /* Processes: asked of a child, so that this one has not touched CUDA. */
-    int n = 0, pipes[2];
-    if (threads) {
-        TEST_CUDA(cudaGetDeviceCount(&n));
-        return n;
-    }
-    if (pipe(pipes) != 0)
-        return 0;
-    if (fork() == 0) {
-        (void)cudaGetDeviceCount(&n);
-        _exit(write(pipes[1], &n, sizeof n) == (ssize_t)sizeof n ? 0 : 1);
-    }
-    if (read(pipes[0], &n, sizeof n) != (ssize_t)sizeof n)
-        n = 0;
-    wait(NULL);
-    return n;
-}
-
 /* The engine is told that the ranks are on so many nodes. */
 static void play_nodes(int ranks, int nodes) {
     char text[8 * REF_RANKS] = "";
@@ -494,9 +322,7 @@ int main(int argc, char **argv) {
     }
     play_nodes(ranks, nodes);
     printf("# seed 0x%llx\n", (unsigned long long)seed);
-    job j = {.engine = epo_engine_entry(EPO_ENGINE_ABI),
-             .devices = devices_count(threads),
-             .nodes = nodes};
+    job j = {.engine = epo_engine_entry(EPO_ENGINE_ABI), .devices = test_devices(), .nodes = nodes};
     if (j.devices == 0 || ranks < 1 || ranks > REF_RANKS) {
         fprintf(stderr, "layer: %d GPUs, %d ranks (1..%d)\n", j.devices, ranks, REF_RANKS);
         return 2;

@@ -23,7 +23,8 @@
 #   nodes      flex across two nodes played in one machine, NCCL       2 GPUs
 #              between them; as on several machines, too
 #   endure     a stopped rank named, with CUDA_DEVICE_MAX_CONNECTIONS  1 GPU or more
-#              1 and 32; 1,000 repeats of a layer bit for bit
+#              1 and 32; a rank that never comes; a capture while NCCL
+#              is waited for; 1,000 repeats of a layer bit for bit
 #   sanitizer  memcheck and racecheck of small cases                 1 GPU
 #   bench      workload Q, serial and overlapped in turns, and       2 GPUs (1: no exchange)
 #              PyTorch's eager layer where there is PyTorch
@@ -202,15 +203,21 @@ for phase in $phases; do
             ;;
         features) run features 90 "$build/features" ;;
         graph)
-            run graph-processes 60 "$build/graph" processes 2 100 bits errors
-            run graph-threads 60 "$build/graph" threads 2 100 bits time
+            for dispatcher in alltoall flex; do
+                run "graph-$dispatcher" 60 "$build/graph" processes 2 100 $dispatcher bits own errors
+                run "graph-threads-$dispatcher" 60 "$build/graph" threads 2 100 $dispatcher bits time
+            done
+            # What waits in a kernel must not stand before what it waits for, nor be alone on the GPU.
+            CUDA_DEVICE_MAX_CONNECTIONS=1 run graph-connections1 60 "$build/graph" processes 2 20 bits own errors
+            CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0} run graph-shared 60 "$build/graph" processes 2 20 bits own errors
             ;;
         bulk) run bulk 80 "$build/bulk" "${EPO_GPU_LAYERS:-10000}" "${seed:-0x1000}" 0 70 ;;
         dense) run dense 30 "$build/dense" ${seed:+"$seed"} ;;
         wire)
             run wire2 60 "$build/layer" threads 2 "$cases" "${seed:-0x8e4}" 9 e4m3
             run wire4 60 "$build/layer" processes 4 "$((cases / 2))" "${seed:-0x8e4}" 9 e4m3
-            run wire 90 "$build/features" e4m3 late saved tp groups schedule control
+            run wire 90 "$build/features" e4m3 saved tp groups schedule control
+            run wire-late 60 "$build/endure" e4m3 late
             ;;
         nodes)
             if two_gpus nodes; then # NCCL takes a second to begin: few arms
@@ -225,6 +232,9 @@ for phase in $phases; do
             for connections in 1 32; do
                 CUDA_DEVICE_MAX_CONNECTIONS=$connections run "stopped$connections" 60 "$build/endure" stopped 3
             done
+            run late 60 "$build/endure" late
+            EP_OVERLAP_CUDA_PEER=0 run nccl-late 60 "$build/endure" late
+            run watched 30 "$build/endure" watched
             run repeats 60 "$build/endure" repeats 2
             run repeats4 60 "$build/endure" repeats 4 250
             ;;
