@@ -528,10 +528,10 @@ static void run_errors(job *j, bool threads, int ranks) {
 
 /* Workload Q, and few tokens, with room for 1.5 times the average. */
 static void run_times(job *j, bool threads, int ranks, int sizes) {
-    static const int tokens[] = {4096, 64, 512}, chunks[] = {1, 1, 2, 4, 8};
+    static const int tokens[] = {4096, 64, 512}, chunks[] = {4, 8, 2, 1, 1};
     for (int i = 0; i < 5 * sizes; i++) {
         const int t = tokens[i / 5];
-        j->s = some_setup(ranks, i % 5 > 0, 2);
+        j->s = some_setup(ranks, i % 5 < 4, 2);
         j->s.c.tokens = t;
         j->s.c.routing = REF_RANDOM;
         j->s.c.type = j->s.c.wgrad_type = EPO_BF16;
