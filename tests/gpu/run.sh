@@ -205,11 +205,11 @@ for phase in $phases; do
         graph)
             for dispatcher in alltoall flex; do
                 run "graph-$dispatcher" 60 "$build/graph" processes 2 100 $dispatcher bits own errors
-                run "graph-threads-$dispatcher" 60 "$build/graph" threads 2 100 $dispatcher bits time
+                run "graph-threads-$dispatcher" 60 "$build/graph" threads 2 10 $dispatcher bits time
             done
             # What waits in a kernel must not stand before what it waits for, nor be alone on the GPU.
-            CUDA_DEVICE_MAX_CONNECTIONS=1 run graph-connections1 60 "$build/graph" processes 2 20 bits own errors
-            CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0} run graph-shared 60 "$build/graph" processes 2 20 bits own errors
+            CUDA_DEVICE_MAX_CONNECTIONS=1 run graph-connections1 60 "$build/graph" threads 2 10 bits own errors
+            CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0} run graph-shared 60 "$build/graph" processes 2 4 bits own errors
             ;;
         bulk) run bulk 80 "$build/bulk" "${EPO_GPU_LAYERS:-10000}" "${seed:-0x1000}" 0 70 ;;
         dense) run dense 30 "$build/dense" ${seed:+"$seed"} ;;
