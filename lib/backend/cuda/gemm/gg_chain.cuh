@@ -224,7 +224,7 @@ __device__ void chain_feed(const gg_chain &c, const shared<C> &s, const gg_chain
     int rank = (int)cluster_rank();
     while (true) {
         tile t = tile_wait(s, at);
-        cluster_announce(first.used(at.index));
+        slot_back(first, at);
         at.next();
         if (t.expert < 0) {
             return;
@@ -250,7 +250,7 @@ template <class F, class C> __device__ void chain_tell(const gg_chain &c, const 
     shared<C> first = shared_of(s, 0);
     while (true) {
         tile t = tile_wait(s, at);
-        cluster_announce(first.used(at.index));
+        slot_back(first, at);
         at.next();
         if (t.expert < 0) {
             return;
@@ -421,6 +421,7 @@ __device__ void chain_math(const gg_chain &c, const shared<C> &s, const gg_chain
             int tell = min(kTellBlock, blocks - 1);
             float acc[C::kAcc];
             if (mine) {
+                /* Without values of their own they would be kept from tile to tile. */
 #pragma unroll
                 for (int i = 0; i < C::kAcc; i++) {
                     acc[i] = 0.0f;
@@ -432,7 +433,7 @@ __device__ void chain_math(const gg_chain &c, const shared<C> &s, const gg_chain
                 });
                 __syncwarp();
                 if (lane == 0) {
-                    cluster_announce(first.used(at.index));
+                    slot_back(first, at);
                 }
                 chain_epilogue<F>(c, s, maps, t, group, acc);
             } else {
@@ -443,7 +444,7 @@ __device__ void chain_math(const gg_chain &c, const shared<C> &s, const gg_chain
         if (!mine) {
             __syncwarp();
             if (lane == 0) {
-                cluster_announce(first.used(at.index));
+                slot_back(first, at);
             }
         }
         before.open = true;

@@ -128,6 +128,11 @@ __device__ __forceinline__ void slot_write(const shared<C> &there, const ring<kS
     cluster_store16(there.slot(at.index) + 16, make_uint4(t.n, t.row_tile, bits, t.part));
     cluster_announce(there.known(at.index));
 }
+/* A reader is done with the slot.  No release: it has used what it read. */
+template <class C>
+__device__ __forceinline__ void slot_back(const shared<C> &first, const ring<kSlots> &at) {
+    cluster_arrive(first.used(at.index));
+}
 /* The same shared memory in block `rank` of the cluster. */
 template <class C> __device__ __forceinline__ shared<C> shared_of(const shared<C> &s, int rank) {
     shared<C> there = {cluster_addr(s.base, (uint32_t)rank)};

@@ -138,7 +138,7 @@ __device__ void feed_tma(const gg_params &p, const shared<C> &s, const gg_maps &
             gathered.keep(s, 0); /* no tile may wait for the next, which may be long */
         }
         tile t = tile_wait(s, at);
-        cluster_announce(first.used(at.index));
+        slot_back(first, at);
         at.next();
         if (t.expert < 0) {
             gathered.keep(s, 0);
@@ -244,7 +244,7 @@ template <class C> __device__ void feed_gather(const gg_params &p, const shared<
         tile t = tile_wait(s, at);
         __syncwarp();
         if ((threadIdx.x & 31) == 0) {
-            cluster_announce(first.used(at.index));
+            slot_back(first, at);
         }
         at.next();
         if (t.expert < 0) {

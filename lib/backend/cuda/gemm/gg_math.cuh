@@ -55,14 +55,14 @@ __device__ __forceinline__ void prefetch_old(const gg_params &p, const tile &t, 
 
 template <class C>
 __device__ __forceinline__ void multiply_block(const shared<C> &s, int stage, int group,
-                                               float (&acc)[C::kAcc]) {
+                                               float (&acc)[C::kAcc], bool more) {
     uint64_t a = smem_desc(s.a(stage) + group * kBox, kBox, 1024);
     uint64_t b = smem_desc(s.b(stage), kBox, 1024);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kTileK / 16; k++) {
-        wgmma<typename C::T, C::kTileN, C::kTransA, C::kTransB>::mma(acc, a + k * C::kStepA,
-                                                                     b + k * C::kStepB);
+        wgmma<typename C::T, C::kTileN, C::kTransA, C::kTransB>::mma(
+            acc, a + k * C::kStepA, b + k * C::kStepB, k > 0 || more);
     }
     wgmma_commit();
 }
@@ -91,7 +91,7 @@ __device__ __forceinline__ void multiply_tile(const gg_params &p, const shared<C
         if (C::kWgrad && i == blocks - 1 && tail != 0) {
             clear_tail(s, from.index, group, tail);
         }
-        multiply_block(s, from.index, group, acc);
+        multiply_block(s, from.index, group, acc, i > 0);
         wgmma_wait<1>();
         if (before >= 0) {
             stage_back(p, there, before);
@@ -134,9 +134,11 @@ __device__ void math(const gg_params &p, const shared<C> &s, const gg_maps &m, i
         bool mine = t.live && tile_height<C>(p, t) > group * 64;
         float acc[C::kAcc];
         if (mine) {
+            if (blocks == 0) { /* nothing will write them */
 #pragma unroll
-            for (int i = 0; i < C::kAcc; i++) {
-                acc[i] = 0.0f;
+                for (int i = 0; i < C::kAcc; i++) {
+                    acc[i] = 0.0f;
+                }
             }
             multiply_tile(p, s, there, from, t, blocks, group, acc, [&](int i) {
                 if (i == max(blocks - kPrefetchBlocks, 0)) {
@@ -148,7 +150,7 @@ __device__ void math(const gg_params &p, const shared<C> &s, const gg_maps &m, i
         }
         __syncwarp();
         if (lane == 0) {
-            cluster_announce(first.used(at.index));
+            slot_back(first, at);
         }
         at.next();
         if (mine) {

@@ -12,7 +12,8 @@
 
 namespace gg {
 
-/* d[64][N] += A[64][16] B[16][N]; kTransA/B: 0 the operand is K-major, 1 M/N-major. */
+/* d[64][N] += A[64][16] B[16][N], or = unless `more`; kTransA/B: 0 the operand is K-major, 1
+ * M/N-major. */
 template <class T, int kN, int kTransA, int kTransB> struct wgmma;
 
 /* Ten operands from %t0 on, and the accumulators that they are; t is empty for 0. */
@@ -32,21 +33,23 @@ template <class T, int kN, int kTransA, int kTransB> struct wgmma;
 #define GG_ACC120 GG_ACC90, GG_ACC10(9), GG_ACC10(10), GG_ACC10(11)
 
 /* ops, acc: the accumulators; a, b, ta, tb: the operands behind them. */
-#define GG_WGMMA(ctype, ptx, n, ops, acc, a_, b_, ta, tb)                                          \
+#define GG_WGMMA(ctype, ptx, n, ops, acc, a_, b_, ta, tb, more_)                                   \
     template <int kTransA, int kTransB> struct wgmma<ctype, n, kTransA, kTransB> {                 \
-        static __device__ __forceinline__ void mma(float (&d)[n / 2], uint64_t a, uint64_t b) {    \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"                                \
+        static __device__ __forceinline__ void mma(float (&d)[n / 2], uint64_t a, uint64_t b,      \
+                                                   bool more) {                                    \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #more_ ", 0;\n"                      \
                          "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." ptx "." ptx " {" ops    \
                          "}, %" #a_ ", %" #b_ ", p, 1, 1, %" #ta ", %" #tb ";\n}"                  \
                          : acc                                                                     \
-                         : "l"(a), "l"(b), "n"(kTransA), "n"(kTransB));                            \
+                         : "l"(a), "l"(b), "n"(kTransA), "n"(kTransB), "r"((int)more));            \
         }                                                                                          \
     };
 #define GG_WGMMA_WIDTHS(ctype, ptx)                                                                \
-    GG_WGMMA(ctype, ptx, 128, GG_OP60 GG_OP4(6), GG_ACC60 GG_COMMA GG_ACC4(6), 64, 65, 66, 67)     \
-    GG_WGMMA(ctype, ptx, 192, GG_OP90 GG_OP6(9), GG_ACC90 GG_COMMA GG_ACC6(9), 96, 97, 98, 99)     \
+    GG_WGMMA(ctype, ptx, 128, GG_OP60 GG_OP4(6), GG_ACC60 GG_COMMA GG_ACC4(6), 64, 65, 66, 67, 68) \
+    GG_WGMMA(ctype, ptx, 192, GG_OP90 GG_OP6(9), GG_ACC90 GG_COMMA GG_ACC6(9), 96, 97, 98, 99,     \
+             100)                                                                                  \
     GG_WGMMA(ctype, ptx, 256, GG_OP120 GG_OP8(12), GG_ACC120 GG_COMMA GG_ACC8(12), 128, 129, 130,  \
-             131)
+             131, 132)
 #define GG_COMMA ,
 
 GG_WGMMA_WIDTHS(__nv_bfloat16, "bf16")
