@@ -239,22 +239,24 @@ def part_mismatch(r):
 
 
 def part_abort(r):
-    """Rank 1 never comes; rank 0 aborts its communicator and its streams are free again."""
+    """Rank 1 never comes; rank 0 aborts the communicator and its streams are free again. The last part
+    of a process."""
     torch, dist = r.torch, r.dist
+    group = dist.new_group(list(range(r.ranks)))
     x = torch.zeros(32 * MB // 4, device=r.device)
     y = torch.empty_like(x)
-    dist.all_to_all_single(y, x)
+    dist.all_to_all_single(y, x, group=group)
     torch.cuda.synchronize()
     if r.rank == 0:
-        faulthandler.dump_traceback_later(6)
-        dist.all_to_all_single(y, x, async_op=True)
+        faulthandler.dump_traceback_later(5)
+        dist.all_to_all_single(y, x, group=group, async_op=True)
         time.sleep(0.5)
         start = time.time()
-        dist.distributed_c10d._abort_process_group()
+        dist.distributed_c10d._abort_process_group(group)
         torch.cuda.synchronize()
         say(aborted_after_s=round(time.time() - start, 2))
     else:
-        time.sleep(4)
+        time.sleep(2)
     os._exit(0)
 
 

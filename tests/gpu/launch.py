@@ -50,7 +50,7 @@ def at_gate(rank):
 @contextlib.contextmanager
 def in_turn(turn, gate, jobs):
     """With all `jobs` (Popen) at their gate, the path that is their EP_TEST_GATE: opens it when it is
-    their turn (a lock), which lasts as long as the body."""
+    their turn (a lock or semaphore), which lasts as long as the body."""
     until = time.time() + 90
     while (not all(os.path.exists("%s-%d" % (gate, r)) for r in range(len(jobs))) and time.time() < until
            and all(job.poll() is None for job in jobs)):

@@ -11,7 +11,7 @@
         plain      python without torch, with threads and processes
         reopen     python without torch that opens the job's NCCL, uses it and closes it, again and again
 
---together: all parts are started at once, and each run takes its turn at the GPUs.
+--together: all parts are started at once, and six runs at a time are let at the GPUs.
 Two ranks where there are two GPUs, else one. Each part prints a digest of what its ranks saw;
 output, status and digest have to be the same plain, observed with the recorder, and accelerated.
 """
@@ -263,7 +263,7 @@ def main():
         print("preload.py: no GPU here: nothing was run", file=sys.stderr)
         return 2
     ranks, library = min(2, gpus), os.path.abspath(options.library)
-    turn = threading.Lock() if options.together else None
+    turn = threading.Semaphore(6) if options.together else None
     cases = []
     for part in options.parts:
         words = ([part[9:]] if part[9:] else ["True", "False"]) if part.startswith("segments") else []
