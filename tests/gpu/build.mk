@@ -18,7 +18,7 @@ NVCCFLAGS = -ccbin $(CXX) -std=c++17 -O3 -lineinfo $(GENCODE) $(INCLUDES) -Xcomp
   -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-Wall,-Wextra,-Werror
 LIBS := -L$(CUDA)/lib64 -lcudart_static -lpthread -ldl -lrt -lm
 
-MEET := meet place rendezvous lead socket hello nodes node_list far far_meet memfile shm collective wait turn
+MEET := meet place rendezvous lead socket hello nodes node_list far far_meet limited memfile shm collective wait turn
 C_FILES := lib/core/status.c lib/core/group_card.c lib/core/hmac.c $(MEET:%=lib/backend/host/%.c) $(wildcard lib/backend/*.c lib/backend/cuda/*.c lib/backend/cuda/gemm/*.c lib/moe/*.c)
 CU_FILES := $(wildcard lib/backend/cuda/*.cu lib/backend/cuda/gemm/*.cu)
 OBJECTS := $(C_FILES:%.c=$(O)/%.o) $(CU_FILES:%.cu=$(O)/%.cu.o)

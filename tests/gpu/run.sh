@@ -138,6 +138,30 @@ two_gpus() { # PHASE WHY
     return 1
 }
 
+# Rank 1 is in NCCL's making a communicator for longer than the others wait.
+late_nccl() {
+    local real said flags
+    read -ra flags <<<"${NCCL_CFLAGS:-}"
+    real=$(ldconfig -p | sed -n 's/.*libnccl\.so\.2 .*=> //p' | head -n 1)
+    mkdir -p "$build/late"
+    if [ -z "$real" ]; then
+        skip nccl "no libnccl.so.2 in the loader's cache: no late communicator"
+        return
+    fi
+    if ! "${CC:-gcc}" -shared -fPIC -O1 -I"$cuda/include" "${flags[@]}" tests/gpu/late_nccl.c -o "$build/late/libnccl.so.2" -ldl; then
+        printf 'nccl\tlate communicator\tFAIL\tlate_nccl.c does not compile\n' >>"$out/cases.tsv"
+        return
+    fi
+    LATE_NCCL_REAL=$real LATE_NCCL_RANK=1 LATE_NCCL_S=10 LAYER_TIMEOUT_S=2 EP_OVERLAP_CUDA_PEER=0 \
+        LD_LIBRARY_PATH=$build/late:$LD_LIBRARY_PATH timeout -k 2 30 "$build/layer" processes 2 1 >"$out/late.log" 2>&1
+    said=$(grep -m1 'making a communicator of 2 ranks: not complete after 2 s' "$out/late.log")
+    if [ -n "$said" ]; then
+        printf 'nccl\tlate communicator\tok\t%s\n' "$said" >>"$out/cases.tsv"
+    else
+        printf 'nccl\tlate communicator\tFAIL\t%s\n' "$(tail -1 "$out/late.log")" >>"$out/cases.tsv"
+    fi
+}
+
 for phase in $phases; do
     case $phase in
         probe) run probe 90 tests/gpu/probe.sh "$build/probe" ;;
@@ -199,6 +223,7 @@ for phase in $phases; do
                     [ "$gpus" -lt "$ranks" ] ||
                         EP_OVERLAP_CUDA_PEER=0 run "nccl$ranks" 90 "$build/layer" processes "$ranks" "$((cases / 2))" ${seed:+"$seed"}
                 done
+                late_nccl
             fi
             ;;
         features) run features 90 "$build/features" ;;

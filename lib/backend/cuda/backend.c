@@ -218,6 +218,8 @@ static epo_status backend_meet(const epo_backend_config *given, gpu_meet **out) 
     epo_status status = config.nccl_comm != NULL ? gpu_comm_open(&config, &comm) : EPO_OK;
     if (status == EPO_OK)
         status = gpu_meet_open(&config, out);
+    if (comm != NULL)
+        status = gpu_comm_explain(comm, status);
     gpu_comm_close(comm);
     return status;
 }

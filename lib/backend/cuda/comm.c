@@ -6,11 +6,13 @@
 #include "config.h"
 
 #include "backend/cuda/gpu.h"
+#include "backend/limited.h"
 
 #ifdef HAVE_NCCL
 
 #include <dlfcn.h>
 #include <nccl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -19,6 +21,7 @@ typedef struct comm_api {
     ncclResult_t (*rank)(const ncclComm_t, int *);
     ncclResult_t (*count)(const ncclComm_t, int *);
     ncclResult_t (*gather)(const void *, void *, size_t, ncclDataType_t, ncclComm_t, cudaStream_t);
+    ncclResult_t (*state)(ncclComm_t, ncclResult_t *);
     const char *(*text)(ncclResult_t);
 } comm_api;
 
@@ -26,8 +29,10 @@ struct gpu_comm {
     comm_api api;
     ncclComm_t comm;
     int rank, ranks;
+    int device;
     double timeout_s;
-    cudaStream_t stream;
+    epo_status failed; /* the first failure, and its text */
+    char failed_text[EPO_ERROR_MAX];
     epo_bootstrap bootstrap;
 };
 
@@ -42,48 +47,135 @@ static epo_status comm_load(comm_api *api) {
     *(void **)&api->rank = dlsym(lib, "ncclCommUserRank");
     *(void **)&api->count = dlsym(lib, "ncclCommCount");
     *(void **)&api->gather = dlsym(lib, "ncclAllGather");
+    *(void **)&api->state = dlsym(lib, "ncclCommGetAsyncError");
     *(void **)&api->text = dlsym(lib, "ncclGetErrorString");
-    if (api->rank == NULL || api->count == NULL || api->gather == NULL || api->text == NULL)
+    if (api->rank == NULL || api->count == NULL || api->gather == NULL || api->state == NULL ||
+        api->text == NULL)
         return epo_fail(EPO_E_UNSUPPORTED,
                         "nccl_comm: %s lacks ncclCommUserRank, ncclCommCount, "
-                        "ncclAllGather or ncclGetErrorString",
+                        "ncclAllGather, ncclCommGetAsyncError or ncclGetErrorString",
                         path);
     return EPO_OK;
 }
 
-/* Bounded: a rank that never comes must not hold this one for ever. */
-static int comm_settle(const gpu_comm *c) {
-    const double until = gpu_now() + c->timeout_s;
-    for (;;) {
-        cudaError_t e = cudaStreamQuery(c->stream);
-        if (e != cudaErrorNotReady)
-            return e == cudaSuccess ? 0 : (int)e;
-        if (gpu_now() > until)
-            return -1;
-        const struct timespec nap = {0, 20000};
-        nanosleep(&nap, NULL);
+/* One allgather, on a thread of its own: a rank that never comes must not hold this one for
+ * ever, neither in NCCL's call nor behind it. */
+typedef struct comm_call {
+    comm_api api;
+    ncclComm_t comm;
+    int device;
+    size_t bytes, sum;
+    double until; /* for a communicator that does not block */
+    cudaStream_t stream;
+    char *memory;     /* device */
+    const char *call; /* that failed; NULL: none */
+    const char *why;
+    char data[]; /* mine; then all */
+} comm_call;
+
+static bool call_failed(comm_call *c, const char *call, cudaError_t e) {
+    if (e == cudaSuccess)
+        return false;
+    c->call = call;
+    c->why = cudaGetErrorString(e);
+    return true;
+}
+
+/* ncclInProgress: the call goes on behind the caller's back. */
+static ncclResult_t call_settle(const comm_call *c, ncclResult_t r) {
+    const struct timespec nap = {0, 100000};
+    while (r == ncclInProgress && gpu_now() < c->until) {
+        ncclResult_t asked = c->api.state(c->comm, &r);
+        if (asked != ncclSuccess)
+            return asked;
+        if (r == ncclInProgress)
+            nanosleep(&nap, NULL);
     }
+    return r;
+}
+
+static void call_run(void *ctx) {
+    comm_call *c = ctx;
+    if (call_failed(c, "cudaSetDevice", cudaSetDevice(c->device)) ||
+        call_failed(c, "cudaStreamCreateWithFlags",
+                    cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking)) ||
+        call_failed(c, "cudaMalloc", cudaMalloc((void **)&c->memory, c->bytes + c->sum)) ||
+        call_failed(
+            c, "cudaMemcpyAsync",
+            cudaMemcpyAsync(c->memory, c->data, c->bytes, cudaMemcpyHostToDevice, c->stream)))
+        return;
+    const ncclResult_t r = call_settle(
+        c, c->api.gather(c->memory, c->memory + c->bytes, c->bytes, ncclInt8, c->comm, c->stream));
+    if (r != ncclSuccess) {
+        c->call = "ncclAllGather";
+        c->why = c->api.text(r);
+        return;
+    }
+    (void)(call_failed(c, "cudaMemcpyAsync",
+                       cudaMemcpyAsync(c->data, c->memory + c->bytes, c->sum,
+                                       cudaMemcpyDeviceToHost, c->stream)) ||
+           call_failed(c, "cudaStreamSynchronize", cudaStreamSynchronize(c->stream)));
+}
+
+static void call_free(void *ctx) {
+    comm_call *c = ctx;
+    if (c->memory != NULL)
+        (void)cudaFree(c->memory);
+    if (c->stream != NULL)
+        (void)cudaStreamDestroy(c->stream);
+    free(c);
+}
+
+static epo_status call_look(void *asks) {
+    const comm_call *c = asks;
+    return gpu_now() < c->until ? EPO_OK : EPO_E_TIMEOUT;
+}
+
+/* The first failure is kept: the meeting only hears that there was one. */
+static int comm_fail(gpu_comm *c, epo_status status, const char *what) {
+    if (c->failed == EPO_OK) {
+        c->failed = status;
+        snprintf(c->failed_text, sizeof c->failed_text, "rank %d: nccl_comm: %s", c->rank, what);
+    }
+    return 1;
+}
+
+epo_status gpu_comm_explain(const gpu_comm *c, epo_status status) {
+    return status != EPO_OK && c->failed != EPO_OK ? epo_fail(c->failed, "%s", c->failed_text)
+                                                   : status;
 }
 
 static int comm_allgather(void *ctx, const void *mine, size_t bytes, void *all) {
     gpu_comm *c = ctx;
     const size_t sum = bytes * (size_t)c->ranks;
-    char *device = NULL;
-    cudaError_t e = cudaMalloc((void **)&device, bytes + sum);
-    int rc = (int)e;
-    if (e == cudaSuccess)
-        rc = (int)cudaMemcpyAsync(device, mine, bytes, cudaMemcpyHostToDevice, c->stream);
-    if (rc == 0) {
-        ncclResult_t r = c->api.gather(device, device + bytes, bytes, ncclInt8, c->comm, c->stream);
-        rc = r == ncclSuccess || r == ncclInProgress ? 0 : 1000 + (int)r;
+    char text[200];
+    comm_call *call = calloc(1, sizeof *call + sum);
+    if (call == NULL)
+        return comm_fail(c, EPO_E_NOMEM, "no memory for an allgather");
+    *call = (comm_call){.api = c->api,
+                        .comm = c->comm,
+                        .device = c->device,
+                        .bytes = bytes,
+                        .sum = sum,
+                        .until = gpu_now() + c->timeout_s};
+    memcpy(call->data, mine, bytes);
+    epo_status status = epo_limited_call(call_run, call_free, call, call_look, call);
+    if (status != EPO_OK) {
+        snprintf(text, sizeof text,
+                 status == EPO_E_TIMEOUT
+                     ? "an allgather of it did not end within %.0f s: all its ranks must make the "
+                       "group"
+                     : "no thread for an allgather of it",
+                 c->timeout_s);
+        return comm_fail(c, status, text);
     }
-    if (rc == 0)
-        rc = comm_settle(c);
-    if (rc == 0)
-        rc = (int)cudaMemcpy(all, device + bytes, sum, cudaMemcpyDeviceToHost);
-    if (rc != -1) /* else NCCL's kernel still has it */
-        (void)cudaFree(device);
-    return rc;
+    if (call->call != NULL)
+        snprintf(text, sizeof text, "%s: %s", call->call, call->why);
+    else
+        memcpy(all, call->data, sum);
+    const bool failed = call->call != NULL;
+    call_free(call);
+    return failed ? comm_fail(c, EPO_E_SYSTEM, text) : 0;
 }
 
 static int comm_barrier(void *ctx) {
@@ -116,10 +208,10 @@ epo_status gpu_comm_open(epo_backend_config *config, gpu_comm **out) {
                           "leave them -1",
                           c->rank, c->ranks, config->rank, config->ranks);
     if (status == EPO_OK) {
-        cudaError_t e = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
+        cudaError_t e = cudaGetDevice(&c->device);
         if (e != cudaSuccess)
-            status = epo_fail(EPO_E_SYSTEM, "rank %d: cudaStreamCreateWithFlags (nccl_comm): %s",
-                              c->rank, cudaGetErrorString(e));
+            status = epo_fail(EPO_E_SYSTEM, "rank %d: cudaGetDevice (nccl_comm): %s", c->rank,
+                              cudaGetErrorString(e));
     }
     if (status != EPO_OK) {
         free(c);
@@ -133,12 +225,7 @@ epo_status gpu_comm_open(epo_backend_config *config, gpu_comm **out) {
     return EPO_OK;
 }
 
-void gpu_comm_close(gpu_comm *c) {
-    if (c == NULL)
-        return;
-    (void)cudaStreamDestroy(c->stream);
-    free(c);
-}
+void gpu_comm_close(gpu_comm *c) { free(c); }
 
 #else
 
@@ -147,6 +234,11 @@ epo_status gpu_comm_open(epo_backend_config *config, gpu_comm **out) {
     (void)out;
     return epo_fail(EPO_E_UNSUPPORTED, "nccl_comm: this build was made without NCCL's header; "
                                        "build with --with-nccl, or give a bootstrap");
+}
+
+epo_status gpu_comm_explain(const gpu_comm *c, epo_status status) {
+    (void)c;
+    return status;
 }
 
 void gpu_comm_close(gpu_comm *c) { (void)c; }

@@ -269,6 +269,8 @@ typedef struct gpu_comm gpu_comm;
 /* Sets rank, ranks and bootstrap from config->nccl_comm; close it when the group has
  * met. */
 epo_status gpu_comm_open(epo_backend_config *config, gpu_comm **out);
+/* What went wrong over it, if that is why the meeting failed; else `status`. */
+epo_status gpu_comm_explain(const gpu_comm *comm, epo_status status);
 void gpu_comm_close(gpu_comm *comm);
 
 /* ---- queue.c ---- */

@@ -6,10 +6,12 @@
 #include "config.h"
 
 #include "backend/cuda/gpu.h"
+#include "backend/limited.h"
 
 #ifdef HAVE_NCCL
 
 #include <nccl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,7 +20,7 @@
 typedef struct pairs_api {
     ncclResult_t (*version)(int *);
     ncclResult_t (*unique)(ncclUniqueId *);
-    ncclResult_t (*init)(ncclComm_t *, int, ncclUniqueId, int);
+    ncclResult_t (*init)(ncclComm_t *, int, ncclUniqueId, int, ncclConfig_t *);
     ncclResult_t (*destroy)(ncclComm_t);
     ncclResult_t (*abort)(ncclComm_t);
     ncclResult_t (*start)(void);
@@ -42,7 +44,7 @@ static void api_load(void) {
     }
     *(void **)&api.version = gpu_library_symbol(lib, "ncclGetVersion", &api_missing);
     *(void **)&api.unique = gpu_library_symbol(lib, "ncclGetUniqueId", &api_missing);
-    *(void **)&api.init = gpu_library_symbol(lib, "ncclCommInitRank", &api_missing);
+    *(void **)&api.init = gpu_library_symbol(lib, "ncclCommInitRankConfig", &api_missing);
     *(void **)&api.destroy = gpu_library_symbol(lib, "ncclCommDestroy", &api_missing);
     *(void **)&api.abort = gpu_library_symbol(lib, "ncclCommAbort", &api_missing);
     *(void **)&api.start = gpu_library_symbol(lib, "ncclGroupStart", &api_missing);
@@ -89,9 +91,144 @@ static epo_peers pairs_members(const epo_backend *be) {
                         be->info.nodes);
 }
 
-/* [collective] */
-epo_status gpu_pairs_create(epo_backend *be) {
-    const epo_peers members = pairs_members(be);
+/* ---- the communicator ------------------------------------------------------ */
+
+/* NCCL's calls for it know no limit, and those of a communicator that is made without blocking
+ * cost a thread for each exchange later: so they have a thread of their own, which is left to
+ * itself where they do not return. */
+typedef struct pairs_make {
+    int device, count, me;
+    ncclUniqueId id;
+    ncclConfig_t config;
+    ncclComm_t comm;
+    cudaStream_t stream;
+    char *word;
+    const char *call; /* the one under way, or that failed */
+    ncclResult_t nccl;
+    cudaError_t cuda;
+} pairs_make;
+
+#define MAKE_CUDA(m, expression)                                                                   \
+    do {                                                                                           \
+        (m)->call = #expression;                                                                   \
+        if (((m)->cuda = (expression)) != cudaSuccess)                                             \
+            return;                                                                                \
+    } while (0)
+
+/* A byte to and from everybody: connections, and NCCL's kernel, come about now, not in the
+ * middle of the first pass. */
+static void make_connect(pairs_make *m) {
+    const size_t bytes = 16 * ((size_t)m->count + 1);
+    MAKE_CUDA(m, cudaStreamCreateWithFlags(&m->stream, cudaStreamNonBlocking));
+    MAKE_CUDA(m, cudaMalloc((void **)&m->word, bytes));
+    MAKE_CUDA(m, cudaMemsetAsync(m->word, 0, bytes, m->stream));
+    m->call = "ncclSend and ncclRecv";
+    m->nccl = api.start();
+    for (int p = 0; p < m->count && m->nccl == ncclSuccess; p++) {
+        if (p == m->me)
+            continue;
+        m->nccl = api.send(m->word, 1, ncclInt8, p, m->comm, m->stream);
+        if (m->nccl == ncclSuccess)
+            m->nccl = api.recv(m->word + 16 * ((size_t)p + 1), 1, ncclInt8, p, m->comm, m->stream);
+    }
+    const ncclResult_t end = api.end();
+    m->nccl = m->nccl == ncclSuccess ? end : m->nccl;
+    if (m->nccl == ncclSuccess)
+        MAKE_CUDA(m, cudaStreamSynchronize(m->stream));
+}
+
+static void make_run(void *ctx) {
+    pairs_make *m = ctx;
+    MAKE_CUDA(m, cudaSetDevice(m->device));
+    m->call = "ncclCommInitRankConfig";
+    m->nccl = api.init(&m->comm, m->count, m->id, m->me, &m->config);
+    if (m->nccl == ncclSuccess)
+        make_connect(m);
+}
+
+/* The communicator too, unless it was taken. */
+static void make_free(void *ctx) {
+    pairs_make *m = ctx;
+    if (m->comm != NULL)
+        (void)api.abort(m->comm);
+    if (m->word != NULL)
+        (void)cudaFree(m->word);
+    if (m->stream != NULL)
+        (void)cudaStreamDestroy(m->stream);
+    free(m);
+}
+
+typedef struct make_wait {
+    epo_backend *be;
+    const epo_peers *members;
+    double since;
+    bool warned;
+} make_wait;
+
+/* All ranks came here, as they had an allgather just before; what is amiss, NCCL knows. */
+static void wait_describe(const make_wait *w, double age, char *text, size_t size) {
+    snprintf(text, size,
+             "rank %d: NCCL's making a communicator of %d ranks: not complete after %.0f s, though "
+             "all came to it: NCCL_DEBUG=INFO tells what NCCL waits for, NCCL_SOCKET_IFNAME "
+             "chooses its network",
+             w->be->rank, w->members->count, age);
+}
+
+/* May it go on?  A failure that a rank announced, a rank that is gone, the limit. */
+static epo_status make_look(void *asks) {
+    make_wait *w = asks;
+    const epo_backend *be = w->be;
+    const double age = gpu_now() - w->since;
+    char text[512], who[200];
+    epo_status status = gpu_meet_failed(be->meet, text, sizeof text);
+    for (int i = 0; i < w->members->count && status == EPO_OK; i++) {
+        const int r = w->members->first + i * w->members->step;
+        if (!gpu_meet_lost(be->meet, r, who, sizeof who))
+            continue;
+        snprintf(text, sizeof text, "%s; rank %d waited for it in NCCL's making a communicator",
+                 who, be->rank);
+        status = EPO_E_PEER;
+    }
+    if (status == EPO_OK && age > be->timeout_s) {
+        wait_describe(w, be->timeout_s, text, sizeof text);
+        status = EPO_E_TIMEOUT;
+    } else if (status == EPO_OK && age > be->warn_s && !w->warned) {
+        w->warned = true;
+        wait_describe(w, age, text, sizeof text);
+        fprintf(stderr, "ep-overlap: %s, still waiting\n", text);
+    }
+    return status == EPO_OK ? EPO_OK : epo_fail(status, "%s", text);
+}
+
+static epo_status pairs_make_comm(epo_backend *be, const epo_peers *members, const ncclUniqueId *id,
+                                  ncclComm_t *out) {
+    const ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    make_wait wait = {be, members, gpu_now(), false};
+    pairs_make *m = calloc(1, sizeof *m);
+    if (m == NULL)
+        return epo_fail(EPO_E_NOMEM, "rank %d: no memory for the communicator", be->rank);
+    *m = (pairs_make){.device = be->device,
+                      .count = members->count,
+                      .me = members->me,
+                      .id = *id,
+                      .config = config};
+    epo_status status = epo_limited_call(make_run, make_free, m, make_look, &wait);
+    if (status != EPO_OK)
+        return status;
+    if (m->nccl != ncclSuccess)
+        status = pairs_fail(be, m->call, "group", m->nccl);
+    else if (m->cuda != cudaSuccess)
+        status = gpu_fail(be, m->call, "group", m->cuda);
+    if (status == EPO_OK) {
+        *out = m->comm;
+        m->comm = NULL;
+    }
+    make_free(m);
+    return status;
+}
+
+/* Rank 0's of the members; an error if a rank cannot use NCCL. */
+static epo_status pairs_id(epo_backend *be, const epo_peers *members, ncclUniqueId *id) {
     struct {
         ncclUniqueId id;
         int ok;
@@ -102,7 +239,7 @@ epo_status gpu_pairs_create(epo_backend *be) {
     if (all == NULL)
         return epo_fail(EPO_E_NOMEM, "rank %d: no memory for %d ranks", be->rank, be->ranks);
     mine.ok = gpu_pairs_find(&version, &why);
-    if (mine.ok && members.me == 0)
+    if (mine.ok && members->me == 0)
         mine.ok = api.unique(&mine.id) == ncclSuccess;
     epo_status status = gpu_meet_allgather(be->meet, &mine, sizeof mine, all);
     for (int r = 0; status == EPO_OK && r < be->ranks; r++)
@@ -112,16 +249,28 @@ epo_status gpu_pairs_create(epo_backend *be) {
                               r, r == be->rank && why != NULL ? why : "its own message says why",
                               be->info.nodes > 1 ? "the group is on several nodes"
                                                  : "the ranks do not reach each other's memory");
-    ncclUniqueId id = all[members.first].id;
+    *id = all[members->first].id;
     free(all);
+    return status;
+}
+
+/* [collective] */
+epo_status gpu_pairs_create(epo_backend *be) {
+    const epo_peers members = pairs_members(be);
+    ncclUniqueId id;
+    ncclComm_t comm = NULL;
+    epo_status status = pairs_id(be, &members, &id);
+    if (status == EPO_OK)
+        status = pairs_make_comm(be, &members, &id, &comm);
     if (status != EPO_OK)
         return status;
     be->pairs = calloc(1, sizeof *be->pairs);
-    if (be->pairs == NULL)
+    if (be->pairs == NULL) {
+        (void)api.abort(comm);
         return epo_fail(EPO_E_NOMEM, "rank %d: no memory for the communicator", be->rank);
+    }
     be->pairs->members = members;
-    PAIRS_TRY(be, "group", "ncclCommInitRank",
-              api.init(&be->pairs->comm, members.count, id, members.me));
+    be->pairs->comm = comm;
     return EPO_OK;
 }
 
