@@ -31,7 +31,6 @@ static void backend_free(epo_backend *be, bool broken) {
     gpu_replay_close(be);
     gpu_record_destroy(be);
     gpu_pairs_destroy(be, broken);
-    gpu_free(be, be->pairs_word, be->pairs_word != NULL ? GPU_PAIRS_WORDS : 0);
     gpu_late_close(be);
     gpu_memory_close(be);
     gpu_meet_close(be->meet, broken);
@@ -175,7 +174,6 @@ static epo_status reach_choose(epo_backend *be, bool overlap, char *why, size_t 
     const bool links = be->info.nodes > 1;
     if (status != EPO_OK || (be->one_sided && !links))
         return status;
-    void *words = NULL;
     if (links && !be->one_sided)
         return epo_fail(
             EPO_E_UNSUPPORTED,
@@ -187,9 +185,7 @@ static epo_status reach_choose(epo_backend *be, bool overlap, char *why, size_t 
                         "other's memory: %s",
                         be->rank, why);
     be->lend_sms = overlap && be->sms > 2 * GPU_PAIRS_SMS ? GPU_PAIRS_SMS : 0;
-    status = gpu_alloc(be, GPU_PAIRS_WORDS, &words);
-    be->pairs_word = words;
-    return status == EPO_OK ? gpu_pairs_create(be) : status;
+    return gpu_pairs_create(be);
 }
 
 static void versions_write(epo_backend *be, const char *why) {

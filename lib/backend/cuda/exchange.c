@@ -398,11 +398,11 @@ static epo_status copy(epo_queue *q, const epo_exchange *x, const epo_deps *deps
 }
 
 /* Two-sided: all on the queue's stream, as NCCL's kernels need SMs anyway. */
-static epo_status pairs(epo_queue *q, const epo_exchange *x, const epo_deps *deps,
+static epo_status pairs(epo_queue *q, const epo_exchange *x, const epo_deps *deps, bool stale,
                         const char **from) {
     cudaStream_t beside = NULL;
     bool packed = false;
-    epo_status status = gpu_staging_join(q, true, &beside);
+    epo_status status = gpu_staging_join(q, stale, &beside);
     if (status == EPO_OK)
         status = pack(q, x, beside, deps->name, from, &packed);
     if (status == EPO_OK && !packed)
@@ -431,14 +431,15 @@ static epo_status exchange_part(epo_queue *q, const epo_exchange *x, const epo_d
         status = gpu_staging_settle(q, deps->name);
     if (status != EPO_OK)
         return status;
-    if (reached && x->nsend == 0)
-        return gpu_flag_write(q, q->stream, x, GPU_FLAG_ALL, deps->name);
+    if (x->nsend == 0 && (reached || x->nrecv == 0))
+        return gpu_flag_write(q, q->stream, x, reached ? GPU_FLAG_ALL : GPU_FLAG_ARRIVED,
+                              deps->name);
     if (stores)
         return !sums && few_launches(x) ? push_few(q, x, deps->name) : push(q, x, deps->name);
     const char **from = calloc((size_t)x->nsend + 1, sizeof *from);
     if (from == NULL)
         return epo_fail(EPO_E_NOMEM, "rank %d: no memory for %d segments", q->be->rank, x->nsend);
-    status = reached ? copy(q, x, deps, stale, from) : pairs(q, x, deps, from);
+    status = reached ? copy(q, x, deps, stale, from) : pairs(q, x, deps, stale, from);
     q->stale = false; /* what follows without waits need not join again */
     free(from);
     return status;

@@ -44,9 +44,8 @@
 /* Waits compare as signed differences, so the poison must stay 2^62 at most above
  * any epoch: it is above every epoch in use and below none. */
 #define GPU_POISON (UINT64_C(1) << 62)
-#define GPU_QUEUES 8 /* per backend */
-#define GPU_SIDE 3   /* helper streams of a GEMM queue */
-#define GPU_PAIRS_WORDS 8192
+#define GPU_QUEUES 8                        /* per backend */
+#define GPU_SIDE 3                          /* helper streams of a GEMM queue */
 #define GPU_WINDOW_PAGE (UINT64_C(2) << 20) /* an IPC handle opens the whole allocation */
 /* SMs that GEMMs leave to NCCL's kernels: one that holds every SM to its end would keep
  * them out. */
@@ -170,7 +169,6 @@ struct epo_backend {
     gpu_routing *routing; /* made by the first routing */
     gpu_flex_maps *flex;  /* by the first one for flex */
     gpu_pairs *pairs;     /* NULL with one_sided */
-    char *pairs_word;     /* bytes that say "this rank came here" */
     epo_window *windows;
     epo_queue *queues[GPU_QUEUES];
     epo_window *sum; /* allreduce's window and progress */

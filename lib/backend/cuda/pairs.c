@@ -317,8 +317,19 @@ static epo_status pairs_post(epo_queue *q, const epo_exchange *x, const char *co
     return EPO_OK;
 }
 
-/* Arrivals of an exchange without bytes (credits) need a word from every peer too:
- * one byte each way, so that "all of this call's bytes" orders something. */
+/* Is there anything between this rank and another? */
+static bool pairs_any(const epo_backend *be, const epo_exchange *x) {
+    for (int i = 0; i < x->nsend; i++)
+        if (x->send[i].peer != be->rank && x->send[i].rows > 0)
+            return true;
+    for (int i = 0; i < x->nrecv; i++)
+        if (x->recv[i].peer != be->rank && x->recv[i].bytes > 0)
+            return true;
+    return false;
+}
+
+/* Nothing is sent where there are no bytes: what a rank's window holds changes by its own
+ * ncclRecv alone, so neither credits nor empty parts need a word from anybody. */
 epo_status gpu_pairs_exchange(epo_queue *q, const epo_exchange *x, const char *const *src,
                               const epo_deps *deps) {
     epo_backend *be = q->be;
@@ -328,18 +339,10 @@ epo_status gpu_pairs_exchange(epo_queue *q, const epo_exchange *x, const char *c
                         "rank %d: %s: ranks of several nodes share a GPU, which NCCL refuses: only "
                         "flex is served then",
                         be->rank, deps->name);
+    if (!pairs_any(be, x))
+        return EPO_OK;
     PAIRS_TRY(be, deps->name, "ncclGroupStart", api.start());
     epo_status status = pairs_post(q, x, src, deps->name);
-    for (int i = 0; i < to.count && status == EPO_OK; i++) {
-        const int p = pairs_of(be, to.first + i * to.step);
-        if (i == to.me)
-            continue;
-        ncclResult_t r = api.send(be->pairs_word, 1, ncclInt8, p, be->pairs->comm, q->stream);
-        if (r == ncclSuccess)
-            r = api.recv(be->pairs_word + 16 + 16 * p, 1, ncclInt8, p, be->pairs->comm, q->stream);
-        if (r != ncclSuccess)
-            status = pairs_fail(be, "ncclSend or ncclRecv", deps->name, r);
-    }
     ncclResult_t r = api.end();
     if (status == EPO_OK && r != ncclSuccess)
         status = pairs_fail(be, "ncclGroupEnd", deps->name, r);
