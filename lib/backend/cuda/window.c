@@ -190,11 +190,7 @@ epo_status gpu_window_create(epo_backend *be, uint64_t bytes, epo_window **out) 
     if (status == EPO_OK) {
         w->base = base;
         w->bytes = size;
-        cudaError_t e = cudaMemset(base, 0, size);
-        if (e == cudaSuccess)
-            e = cudaDeviceSynchronize();
-        if (e != cudaSuccess)
-            status = gpu_fail(be, "cudaMemset", "window", e);
+        status = gpu_zero_now(be, base, size); /* whatever else this GPU has to do */
     }
     if (be->one_sided && w != NULL) {
         status = peers_open(be, status, base, w->peer, w->opened);
