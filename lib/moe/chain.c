@@ -69,10 +69,14 @@ static bool chain_issue(moe_pass *p, const epo_layer *l, const epo_gemm *first,
     if (!chain_fits(p, &c))
         return false;
     p->spread = !moe_pass_in_place(p);
+    /* A copy inside the GPU takes the SMs that are left to exchanges, which do not go on
+     * without where they go by SMs alone: behind the experts only the last one's way back is
+     * in its way. */
+    const bool beside = moe_group_reaches(g, p->buffer->scope);
     if (p->spread)
         moe_pass_spread(p, spread, parts.arrival);
-    else
-        moe_pass_keep(p, keep);
+    else if (beside)
+        moe_pass_keep(p, keep, NULL);
     epo_deps deps = moe_deps(name, EPO_INTERVAL_COMPUTE, -1);
     deps.signal = end;
     c.lent = p->spread ? g->odd_used : g->sent; /* the last of the dispatch */
@@ -80,6 +84,8 @@ static bool chain_issue(moe_pass *p, const epo_layer *l, const epo_gemm *first,
     p->chained = true;
     if (p->status == EPO_OK)
         p->status = g->ops->chain(g->compute, &c, &deps);
+    if (!p->spread && !beside)
+        moe_pass_keep(p, keep, end);
     return true;
 }
 

@@ -437,8 +437,8 @@ const void *moe_pass_take_all(moe_pass *p, epo_ready *arrival);
 /* flex, for a chain: all chunks' rows to dst, the first one's before it, the others' beside
  * it. */
 void moe_pass_spread(moe_pass *p, void *dst, epo_ready *arrival);
-/* In place: the copy that moe_pass_take makes. */
-void moe_pass_keep(moe_pass *p, void *dst);
+/* In place: the copy that moe_pass_take makes; behind `after`, if not NULL. */
+void moe_pass_keep(moe_pass *p, void *dst, epo_event *after);
 /* In place: after `used`, and `odd`, if not NULL, the slot is given back. */
 void moe_pass_taken(moe_pass *p, epo_event *used, epo_event *odd);
 /* p->holds: after `read` the slot is given back. */

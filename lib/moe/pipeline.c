@@ -410,9 +410,9 @@ bool moe_plan_in_place(const epo_plan *plan) {
     return plan->buffer->group->keep != NULL && plan->expand == plan->pad;
 }
 
-/* All rows at once, when the last chunk's are there: nothing waits for the copy before
- * the pass's end. */
-static void keep(moe_pass *p, void *dst) {
+/* All rows at once, when the last chunk's are there, and behind `after` if that is given:
+ * nothing waits for the copy before the pass's end. */
+static void keep(moe_pass *p, void *dst, epo_event *after) {
     epo_group *g = p->group;
     const epo_buffer *b = p->buffer;
     const moe_slot *slot = &b->dispatch;
@@ -421,6 +421,8 @@ static void keep(moe_pass *p, void *dst) {
     epo_deps deps = moe_deps("keep", EPO_INTERVAL_LOCAL, -1);
     moe_deps_wait(&deps, moe_buffer_flag(b, moe_pass_arrive(p, slot, last), slot->use,
                                          "dispatch chunk", last));
+    if (after != NULL)
+        moe_deps_wait(&deps, epo_ready_event(after));
     deps.signal = g->kept;
     g->stats.local_bytes += 2 * bytes;
     p->keeps = true;
@@ -435,7 +437,7 @@ const void *moe_pass_take(moe_pass *p, int chunk, void *dst, epo_deps *deps) {
         return dst;
     }
     if (dst != NULL && p->status == EPO_OK && chunk == p->chunks - 1)
-        keep(p, dst);
+        keep(p, dst, NULL);
     moe_deps_wait(deps, moe_buffer_flag(b, moe_pass_arrive(p, slot, chunk), slot->use,
                                         "dispatch chunk", chunk));
     return moe_buffer_at(b, slot->rows);
@@ -450,9 +452,9 @@ const void *moe_pass_take_all(moe_pass *p, epo_ready *arrival) {
     return moe_buffer_at(b, slot->rows);
 }
 
-void moe_pass_keep(moe_pass *p, void *dst) {
+void moe_pass_keep(moe_pass *p, void *dst, epo_event *after) {
     if (dst != NULL && p->status == EPO_OK)
-        keep(p, dst);
+        keep(p, dst, after);
 }
 
 void moe_pass_taken(moe_pass *p, epo_event *used, epo_event *odd) {

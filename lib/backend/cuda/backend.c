@@ -184,7 +184,11 @@ static epo_status reach_choose(epo_backend *be, bool overlap, char *why, size_t 
                         "rank %d: ranks share one GPU, which NCCL refuses, and do not reach each "
                         "other's memory: %s",
                         be->rank, why);
-    be->lend_sms = overlap && be->sms > 2 * GPU_PAIRS_SMS ? GPU_PAIRS_SMS : 0;
+    int lend = 0;
+    status = sms_read(be, "EP_OVERLAP_CUDA_LEND", 0, GPU_PAIRS_SMS, &lend);
+    if (status != EPO_OK)
+        return status;
+    be->lend_sms = overlap && be->sms > 2 * lend ? lend : 0;
     return gpu_pairs_create(be);
 }
 

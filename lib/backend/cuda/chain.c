@@ -367,7 +367,7 @@ static epo_status chain_end(epo_queue *q, const epo_chain *c, epo_gg_chain *gg, 
 static epo_status chain_run(epo_queue *q, const epo_chain *c, epo_gg_chain *gg, const char *phase) {
     epo_backend *be = q->be;
     const int sms = be->gemm_sms != 0 ? be->gemm_sms : be->sms;
-    const int lent = no_pairs(be) ? LENT_BLOCKS : GPU_PAIRS_SMS;
+    const int lent = no_pairs(be) ? LENT_BLOCKS : be->lend_sms;
     const bool waits = be->wait_mode != GPU_WAIT_HOST;
     const bool lends = waits && (c->lent != NULL || !no_pairs(be));
     gg->first.sms = !lends ? sms : sms > 2 * lent ? sms - lent : sms / 2;
