@@ -5,7 +5,8 @@
  *   bench [OPTION...] RANKS TOKENS HIDDEN FFN EXPERTS TOP_K [REPEATS]
  *     -a ARM,...  alltoall:serial, alltoall:auto, flex:4, flex:4d (delayed), flex:4e (rows
  *                 by copy engines), flex:4s (by stores), ...; an arm is compared with the
- *                 serial one before it
+ *                 serial one before it.  alltoall:8@NAME=VALUE@...: its group is made with
+ *                 these in the environment
  *     -w fp32     weight gradients accumulate in fp32 [bf16]
  *     -l LABEL    in the table and in JSON
  *     -t          prints a timeline of each arm's queues
@@ -106,6 +107,22 @@ static void rank_free(bench_rank *b) {
         cudaFree(all[i]);
 }
 
+/* The arm's own variables. */
+static void arm_env(const bench_arm *arm, bool set) {
+    char words[sizeof arm->env];
+    snprintf(words, sizeof words, "%s", arm->env);
+    for (char *at = words, *word; (word = strsep(&at, "@")) != NULL;) {
+        char *value = strchr(word, '=');
+        if (value == NULL)
+            continue;
+        *value++ = '\0';
+        if (set)
+            setenv(word, value, 1);
+        else
+            unsetenv(word);
+    }
+}
+
 /* The environment's way is read when a group is made. */
 static void arm_way(const bench_rank *b, const bench_arm *arm) {
     pthread_barrier_wait(&bench.together);
@@ -115,6 +132,8 @@ static void arm_way(const bench_rank *b, const bench_arm *arm) {
         setenv("EP_OVERLAP_CUDA_WAY", bench.way, 1);
     else if (b->rank == 0)
         unsetenv("EP_OVERLAP_CUDA_WAY");
+    if (b->rank == 0)
+        arm_env(arm, true);
     pthread_barrier_wait(&bench.together);
 }
 
@@ -154,6 +173,9 @@ static bool arm_open(bench_rank *b, int a) {
         !bench_must(bench.engine->buffer_create(o->group, &bc, &o->buffer), "buffer") ||
         !bench_must(bench.engine->layer_create(o->group, &lc, &o->layer), "layer"))
         return false;
+    pthread_barrier_wait(&bench.together);
+    if (b->rank == 0)
+        arm_env(arm, false);
     epo_group_info info = {.size = sizeof info};
     if (b->rank == 0 && a == 0 && bench.engine->group_query(o->group, &info) == EPO_OK)
         snprintf(bench.versions, sizeof bench.versions, "%s", info.versions);
@@ -342,13 +364,18 @@ static void *rank_main(void *ctx) {
 
 /* ---- arguments ---- */
 
-static bool parse_arm(const char *word, bench_arm *arm) {
+static bool parse_arm(char *word, bench_arm *arm) {
     const char *what = strchr(word, ':');
-    char *end = NULL;
+    char *end = NULL, *env = strchr(word, '@');
     *arm = (bench_arm){.dispatcher = EPO_DISPATCH_ALLTOALL, .overlap = EPO_ON, .delay = EPO_OFF};
-    if (what == NULL || strlen(word) >= sizeof arm->name)
+    if (what == NULL || strlen(word) >= sizeof arm->name ||
+        (env != NULL && strlen(env) >= sizeof arm->env))
         return false;
     snprintf(arm->name, sizeof arm->name, "%s", word);
+    if (env != NULL) {
+        *env = '\0';
+        snprintf(arm->env, sizeof arm->env, "%s", env + 1);
+    }
     if (strncmp(word, "flex:", 5) == 0)
         arm->dispatcher = EPO_DISPATCH_FLEX;
     else if (strncmp(word, "alltoall:", 9) != 0)
@@ -378,7 +405,7 @@ static bool parse_arm(const char *word, bench_arm *arm) {
 }
 
 static bool parse_arms(const char *list) {
-    char words[512];
+    char words[2048];
     snprintf(words, sizeof words, "%s", list);
     bench.arms = 0;
     for (char *at = words, *word; (word = strsep(&at, ",")) != NULL; bench.arms++)

@@ -20,18 +20,19 @@
 
 enum {
     BENCH_RANKS = 8,
-    BENCH_ARMS = 16,
+    BENCH_ARMS = 24,
     BENCH_REPEATS = 64,
     BENCH_WARM = 2,
     BENCH_CALLS = 4 /* in a row, without a look at the GPU: as a model's layers come */
 };
 
 typedef struct bench_arm {
-    char name[32];
+    char name[160];
     epo_dispatcher dispatcher;
     epo_switch overlap, delay;
     int chunks;      /* 0: chosen by the engine */
     const char *way; /* of rows beside GEMMs; NULL: as the environment has it */
+    char env[128];   /* NAME=VALUE@..., while the group is made */
 } bench_arm;
 
 typedef struct bench_shape {
