@@ -184,6 +184,8 @@ epo_status moe_layer_backward(epo_layer *layer, epo_saved *saved, const void *dy
     p.lends = w->lends = !p.tail && !plan->buffer->replays && g->ops->info(g->be)->few &&
                          moe_plan_sums(plan) && plan->link == NULL && plan->way == EPO_WAY_STORES &&
                          !p.custom && !moe_saved_again(layer);
+    p.sums_beside = p.lends || (!p.tail && !plan->buffer->replays && plan->link == NULL &&
+                                !moe_group_reaches(g, plan->buffer->scope)); /* it has SMs anyway */
     moe_pass_dispatch(&p, dy);
     if (p.status == EPO_OK)
         p.status = moe_wgrad_issue_delayed(g);
@@ -200,8 +202,8 @@ epo_status moe_layer_backward(epo_layer *layer, epo_saved *saved, const void *dy
         moe_pass_taken(&p, g->grad, NULL);
     moe_saved_restore(&p, layer, saved, w);
     moe_backward_wgrad(&p, layer, w);
-    moe_pass_let_go(&p, g->fill_done);
     moe_pass_finish(&p, dx, dweights);
+    moe_pass_let_go(&p, g->fill_done);
     epo_status status = moe_pass_end(&p);
     moe_pool_put(g, &out);
     moe_pool_put(g, &dweight);

@@ -385,6 +385,7 @@ typedef struct moe_pass {
     bool beside;          /* another pass's experts run beside */
     bool tail;            /* nothing runs beside the last chunk's way back */
     bool lends;           /* weight gradients beside the last chunk's way back leave it SMs */
+    bool sums_beside;     /* the sum over what came back is made beside them, too */
     bool spread;          /* flex in a chain: rows are expanded beside it, go back behind it */
     bool chained;         /* part[chunk] tells of the chunk's rows, not `rows` */
     moe_block wire;       /* what dispatch sends, as it travels */

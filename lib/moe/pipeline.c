@@ -622,8 +622,8 @@ void moe_pass_finish(moe_pass *p, void *y, float *slot_weight) {
     moe_deps_wait(&deps, epo_ready_event(g->sent));
     if (p->keeps)
         moe_deps_wait(&deps, epo_ready_event(g->kept));
-    epo_queue *queue = p->lends ? g->comm : g->compute;
-    epo_event *end = p->lends ? g->returned : p->done;
+    epo_queue *queue = p->sums_beside ? g->comm : g->compute;
+    epo_event *end = p->sums_beside ? g->returned : p->done;
     deps.signal = end;
     deps.result = true;
     g->stats.local_bytes += ((uint64_t)plan->sum_width + 1) * tokens * b->row_bytes;
@@ -641,7 +641,7 @@ void moe_pass_finish(moe_pass *p, void *y, float *slot_weight) {
         p->status = g->ops->gather(queue, &gather, &gather_deps);
     }
     give_credit(p, slot, end, NULL, NULL);
-    if (p->lends && p->status == EPO_OK) { /* behind the weight gradients */
+    if (p->sums_beside && p->status == EPO_OK) { /* behind the weight gradients */
         epo_deps then = moe_deps("returned", EPO_INTERVAL_LOCAL, -1);
         moe_deps_wait(&then, epo_ready_event(end));
         then.signal = p->done;
