@@ -120,6 +120,11 @@ static double one_percent(int rank, int chunks) {
     (void)rank;
     return chunks == 1 ? 1.0 : 0.99;
 }
+static double four_then_a_little(int rank, int chunks) {
+    const double s[] = {[1] = 1.0, [2] = 0.9, [4] = 0.7, [8] = 0.69};
+    (void)rank;
+    return s[chunks];
+}
 static double slower(int rank, int chunks) {
     (void)rank;
     return 1.0 + 0.1 * chunks;
@@ -140,6 +145,7 @@ static void test_worth(void) {
     world w;
     world_open(&w, 64, true);
     CU_ASSERT_EQUAL(settle(&w, 4096, one_percent), 1);
+    CU_ASSERT_EQUAL(settle(&w, 16384, four_then_a_little), 4); /* not worth four more */
 }
 
 /* The number first, then the way at that number. */
