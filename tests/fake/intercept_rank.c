@@ -7,6 +7,7 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,6 +31,7 @@ static int (*graph_launch)(void *, cudaStream_t);
 static int (*wait_value)(cudaStream_t, uintptr_t, uint32_t, unsigned);
 static int (*write_value)(cudaStream_t, uintptr_t, uint32_t, unsigned);
 static int (*instantiate)(void **, void *, unsigned long long); /* NULL: the stand-in */
+static int (*opened)(int *); /* of the stand-in; NULL: the driver */
 static int rank, ranks;
 static uint64_t state = 1;
 
@@ -74,6 +76,8 @@ static void open_cuda(void) {
     FIND(graph_launch, "cuGraphLaunch");
     FIND(wait_value, "cuStreamWaitValue32_v2");
     FIND(write_value, "cuStreamWriteValue32_v2");
+    f = dlsym(cuda, "fake_cuda_opened");
+    memcpy(&opened, &f, sizeof f);
     int (*init)(unsigned), (*retain)(void **, int), (*set)(void *);
     f = dlsym(cuda, "cuInit"); /* the stand-in needs none of this */
     if (f == NULL)
@@ -290,8 +294,27 @@ static void renew(ncclComm_t c, cudaStream_t s, uint64_t count) {
     }
 }
 
+static int opened_now(void) {
+    int n = 0;
+    if (opened != NULL)
+        MUST(opened(&n));
+    return n;
+}
+
+/* PyTorch aborts between the start and the end of a group: what NCCL's kernels may still run on is
+ * open until then. */
+static void abort_in_group(ncclComm_t c) {
+    const int before = opened_now();
+    MUST(ncclGroupStart());
+    MUST(ncclCommAbort(c));
+    const int inside = opened_now();
+    MUST(ncclGroupEnd());
+    if (inside != before || opened_now() != 0)
+        fail("closed inside the group, or not after it", inside, opened_now());
+}
+
 /* Rank 1's stream never arrives at the exchange; the abort of rank 0 ends the waits on its own. */
-static void abort_one(ncclComm_t c, cudaStream_t s) {
+static void abort_one(ncclComm_t c, cudaStream_t s, bool grouped) {
     uintptr_t word;
     const int other = 1 - rank;
     MUST(mem_alloc(&word, 4096));
@@ -305,7 +328,10 @@ static void abort_one(ncclComm_t c, cudaStream_t s) {
         sleep(2);
         MUST(write_value(NULL, word, 1, 0));
     }
-    MUST(ncclCommAbort(c));
+    if (grouped)
+        abort_in_group(c);
+    else
+        MUST(ncclCommAbort(c));
     MUST(sync_stream(s));
 }
 
@@ -389,7 +415,7 @@ int main(int argc, char **argv) {
     else if (strcmp(what, "split") == 0)
         splits(c, s, count);
     else if (strcmp(what, "abort") == 0)
-        abort_one(c, s);
+        abort_one(c, s, count > 1);
     else if (strcmp(what, "ahead") == 0)
         ahead(c, s, count);
     else if (strcmp(what, "mismatch") == 0)

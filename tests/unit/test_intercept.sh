@@ -128,6 +128,7 @@ check "graphs captured at different calls" arrives 3 graph 12 "${least[@]}"
 check "splits" arrives 3 split 8 "${least[@]}"
 check "forks" ends_well 2 fork 6 "${least[@]}"
 check "an abort ends the waits" arrives 2 abort 1 "${least[@]}"
+check "an abort inside a group: closed when it ends" arrives 2 abort 2 "${least[@]}"
 check "memory freed and allocated again" arrives 2 renew 40 "${least[@]}"
 check "memory that cannot be opened, on one side" arrives 2 random 20 "${least[@]}" FAKE_CUDA_NO_IPC=0
 check "sends ahead of their receives" ends_well 3 ahead 20 "${least[@]}"

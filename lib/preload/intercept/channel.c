@@ -289,6 +289,19 @@ void channel_close(channel *ch) {
     release(ch);
 }
 
+void channel_close_later(channel *ch, channel **list) {
+    ch->next = *list;
+    *list = ch;
+}
+
+void channel_close_all(channel **list) {
+    while (*list != NULL) {
+        channel *ch = *list;
+        *list = ch->next;
+        channel_close(ch);
+    }
+}
+
 /* ---- answers ---- */
 
 int channel_index(const channel *ch, int rank) {

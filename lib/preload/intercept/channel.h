@@ -45,7 +45,7 @@ typedef struct channel_peer {
 } channel_peer;
 
 struct channel {
-    struct channel *next; /* of those that wait for their peers to close */
+    struct channel *next; /* of those that wait for their peers, or their group's end, to close */
     comm *owner;
     const cuda_driver *cu;
     cu_context context;

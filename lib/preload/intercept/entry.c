@@ -337,11 +337,18 @@ static channel *part(ncclComm_t handle, bool abort) {
     return ch;
 }
 
+/* Inside a group NCCL's kernels run until the group ends, and closing waits for the GPU. */
+static void close_after(channel *ch) {
+    thread_state *t = ch != NULL ? thread_here() : NULL;
+    if (t != NULL && t->depth > 0)
+        channel_close_later(ch, &t->ending);
+    else if (ch != NULL)
+        channel_close(ch);
+}
+
 ncclResult_t ncclCommDestroy(ncclComm_t comm_) {
     REAL(CommDestroy);
-    channel *ch = part(comm_, false);
-    if (ch != NULL)
-        channel_close(ch);
+    close_after(part(comm_, false));
     return real->CommDestroy(comm_);
 }
 
@@ -350,8 +357,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm_) {
     REAL(CommAbort);
     channel *ch = part(comm_, true);
     const ncclResult_t r = real->CommAbort(comm_);
-    if (ch != NULL)
-        channel_close(ch);
+    close_after(ch);
     return r;
 }
 

@@ -183,6 +183,7 @@ ncclResult_t group_end(const real_nccl *real, thread_state *t) {
         t->depth--;
     if (t->depth > 0)
         return r;
+    channel_close_all(&t->ending);
     const ncclResult_t joined = prepared == ncclSuccess ? group_join(t) : prepared;
     if (r == ncclSuccess || r == ncclInProgress)
         r = joined != ncclSuccess ? joined : r;

@@ -144,6 +144,7 @@ typedef struct thread_state {
     bool failed;
     message *messages;
     size_t count, capacity;
+    channel *ending; /* of communicators that were ended inside the group */
 } thread_state;
 
 /* NULL: no memory. */
@@ -161,6 +162,9 @@ void channel_announce(comm *c, channel **pending);
 void channel_settle(comm *c, channel *pending, bool made);
 /* Waits for what is on its way (with a limit) and releases everything. */
 void channel_close(channel *ch);
+/* Keeps it in `list`, and closes all of such a list. */
+void channel_close_later(channel *ch, channel **list);
+void channel_close_all(channel **list);
 /* Ends all waits of this rank, again and again until channel_close(). */
 void channel_abort(channel *ch);
 /* Every pair of the communicator's ranks takes messages of this size, and all ranks want
