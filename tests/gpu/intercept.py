@@ -239,24 +239,26 @@ def part_mismatch(r):
 
 
 def part_abort(r):
-    """Rank 1 never comes; rank 0 aborts the communicator and its streams are free again. The last part
-    of a process."""
+    """Rank 1 never comes; rank 0 aborts a group's communicator, then all, which PyTorch does between
+    the start and the end of a group, and its streams are free again. The last part of a process."""
     torch, dist = r.torch, r.dist
-    group = dist.new_group(list(range(r.ranks)))
+    groups = [dist.new_group(list(range(r.ranks))), None]
     x = torch.zeros(32 * MB // 4, device=r.device)
     y = torch.empty_like(x)
-    dist.all_to_all_single(y, x, group=group)
+    for group in groups:
+        dist.all_to_all_single(y, x, group=group)
     torch.cuda.synchronize()
     if r.rank == 0:
-        faulthandler.dump_traceback_later(5)
-        dist.all_to_all_single(y, x, group=group, async_op=True)
-        time.sleep(0.5)
-        start = time.time()
-        dist.distributed_c10d._abort_process_group(group)
-        torch.cuda.synchronize()
-        say(aborted_after_s=round(time.time() - start, 2))
+        faulthandler.dump_traceback_later(6)
+        for group in groups:
+            dist.all_to_all_single(y, x, group=group, async_op=True)
+            time.sleep(0.3)
+            start = time.time()
+            dist.distributed_c10d._abort_process_group(group)
+            torch.cuda.synchronize()
+            say(aborted="all" if group is None else "a group", after_s=round(time.time() - start, 2))
     else:
-        time.sleep(2)
+        time.sleep(3)
     os._exit(0)
 
 
