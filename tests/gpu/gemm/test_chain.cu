@@ -46,8 +46,7 @@ struct pass {
     int cut[EPO_GG_PARTS + 1];
     uint64_t rows, first[kMaxExperts], count[kMaxExperts];
     /* x: rows that come in (forward x, backward dy), y: those that go back. */
-    void *x, *w1, *w2, *h[2], *a[2], *y[2], *taken, *keep;
-    bool keeps; /* forward: x is to be found in `keep` as well */
+    void *x, *w1, *w2, *h[2], *a[2], *y[2], *taken;
     float *weight, *dweight[2], *taken_dweight;
     uint64_t *op_first, *op_count, *flags, *done;
     int *owner, *part_of;
@@ -81,7 +80,6 @@ static void memory_make(pass *p, uint64_t rows, int experts, int hidden, int ffn
         get_memory(&p->dweight[i], rows * 4);
     }
     get_memory(&p->taken, rows * hidden * 2);
-    get_memory(&p->keep, rows * hidden * 2);
     get_memory(&p->taken_dweight, rows * 4);
     get_memory(&p->weight, rows * 4);
     get_memory(&p->op_first, kMaxExperts * 8);
@@ -92,7 +90,7 @@ static void memory_make(pass *p, uint64_t rows, int experts, int hidden, int ffn
     get_memory(&p->part_of, rows * 4);
     get_memory(&p->left, 8);
     get_memory(&p->spin, 8);
-    get_memory(&p->error, 8);
+    get_memory(&p->error, 4);
     p->ws_bytes = 8 << 20;
     get_memory(&p->ws, p->ws_bytes);
     CHECK(cudaMemset(p->left, 0, 8));
@@ -180,7 +178,6 @@ static epo_gg_chain chain_of(const pass *p, int i) {
         c.row_weight = p->weight;
         c.row_dweight = p->dweight[i];
     }
-    c.keep = p->keeps ? p->keep : NULL;
     c.parts = p->parts;
     for (int k = 0; k < p->parts; k++) {
         c.part[k].first = p->cut[k];
@@ -315,28 +312,6 @@ static unsigned differences(const void *x, const void *y, uint64_t bytes) {
     return found;
 }
 
-/* Rows of `keep` that are not as they should be: x where there is an owner, else poison. */
-__global__ void check_kept(pass p, unsigned *count) {
-    uint64_t width = (uint64_t)p.hidden;
-    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < p.rows * width;
-         i += (uint64_t)gridDim.x * blockDim.x) {
-        uint16_t wanted = p.part_of[i / width] >= 0 ? ((const uint16_t *)p.x)[i] : 0xffff;
-        if (((const uint16_t *)p.keep)[i] != wanted) {
-            atomicAdd(count, 1u);
-        }
-    }
-}
-static bool kept(const pass *p) {
-    unsigned found = 0, *count = p->error + 1;
-    CHECK(cudaMemset(count, 0, 4));
-    check_kept<<<kBlocks, 256>>>(*p, count);
-    CHECK(cudaMemcpy(&found, count, 4, cudaMemcpyDeviceToHost));
-    if (found != 0) {
-        printf("KEPT ROWS DIFFER: %u elements\n", found);
-    }
-    return found == 0;
-}
-
 /* Rows that are nobody's stay poison in both runs but for backward h, the same in both. */
 static bool compare(const pass *p, int i, bool took) {
     struct {
@@ -352,7 +327,7 @@ static bool compare(const pass *p, int i, bool took) {
                 took && p->back ? p->rows * 4 : 0}};
     uint64_t done[EPO_GG_PARTS];
     uint32_t error = 0;
-    bool ok = !p->keeps || kept(p);
+    bool ok = true;
     for (auto &one : all) {
         unsigned n = one.bytes > 0 ? differences(one.x, one.y, one.bytes) : 0;
         if (n != 0) {
@@ -418,8 +393,6 @@ static bool one_case(pass *p, dice *r, int i, cudaStream_t main, cudaStream_t be
     if (p->back && p->rows > 0) {
         poison_gaps<<<kBlocks, 256>>>(*p, 0);
     }
-    p->keeps = !p->back && p->rows > 0 && r->chance(50);
-    CHECK(cudaMemset(p->keep, 0xff, p->rows * row_bytes(p)));
     epo_gg_chain c = chain_of(p, 1);
     bool late = p->rows > 0 && r->chance(50), takes = p->rows > 0 && r->chance(50);
     bool leaves = late && r->chance(40); /* SMs are given back while rows do not come */
@@ -513,31 +486,6 @@ static int test_random(int cases, int seed, int only, int cluster) {
     return failed;
 }
 
-/* Rows are kept by forward alone, where TMA can write them. */
-static int test_refusals(void) {
-    static pass p;
-    int failed = 0;
-    memory_make(&p, 64, 2, 64, 64);
-    p.type = EPO_BF16;
-    p.hidden = p.ffn = 64;
-    p.experts = p.cut[1] = 2;
-    p.parts = 1;
-    p.rows = 64;
-    p.keeps = true;
-    for (int i = 0; i < 3; i++) {
-        p.back = i == 1;
-        epo_gg_chain c = chain_of(&p, 1);
-        c.keep = (char *)p.keep + (i == 2 ? 8 : 0);
-        epo_status st = epo_gg_chain_prepare(&c, NULL);
-        bool ok = st == (i == 0 ? EPO_OK : EPO_E_ARG);
-        printf("rows kept %s: %s\n", i == 0 ? "forward" : (i == 1 ? "backward" : "at 8 bytes"),
-               ok ? "ok" : "FAILED");
-        failed += !ok;
-    }
-    CHECK(cudaDeviceSynchronize());
-    return failed;
-}
-
 /* ---- time ---- */
 
 static int ascending(const void *a, const void *b) {
@@ -546,18 +494,11 @@ static int ascending(const void *a, const void *b) {
 }
 
 static void time_pass(pass *p, bool back, cudaStream_t stream) {
-    enum { ARMS = 11, TURNS = 15 };
-    static const char *const names[ARMS] = {"apart, 1 piece",
-                                            "apart, 2 pieces",
-                                            "apart, 4 pieces",
-                                            "apart, 8 pieces",
-                                            "chain, 1 part",
-                                            "chain, 2 parts",
-                                            "chain, 4 parts",
-                                            "chain, 8 parts",
-                                            "chain, 4 parts, 116 SMs",
-                                            "chain, 4 parts, rows kept",
-                                            "chain, 4 parts, rows copied"};
+    enum { ARMS = 9, TURNS = 15 };
+    static const char *const names[ARMS] = {
+        "apart, 1 piece",  "apart, 2 pieces", "apart, 4 pieces",
+        "apart, 8 pieces", "chain, 1 part",   "chain, 2 parts",
+        "chain, 4 parts",  "chain, 8 parts",  "chain, 4 parts, 116 SMs"};
     float ms[ARMS][TURNS];
     cudaEvent_t from, to;
     CHECK(cudaEventCreate(&from));
@@ -565,9 +506,8 @@ static void time_pass(pass *p, bool back, cudaStream_t stream) {
     p->back = back;
     for (int turn = -2; turn < TURNS; turn++) {
         for (int a = 0; a < ARMS; a++) {
-            int n = a >= 8 ? 4 : 1 << (a % 4);
+            int n = a == 8 ? 4 : 1 << (a % 4);
             p->parts = n;
-            p->keeps = a == 9 && !back;
             for (int k = 0; k <= n; k++) {
                 p->cut[k] = p->experts * k / n;
             }
@@ -580,10 +520,6 @@ static void time_pass(pass *p, bool back, cudaStream_t stream) {
                     run_apart(p, 1, n, stream);
                 } else {
                     MUST(epo_gg_chain_launch(&c, stream));
-                }
-                if (a == 10) {
-                    CHECK(cudaMemcpyAsync(p->keep, p->x, p->rows * row_bytes(p),
-                                          cudaMemcpyDeviceToDevice, stream));
                 }
             }
             CHECK(cudaEventRecord(to, stream));
@@ -650,7 +586,6 @@ int main(int argc, char **argv) {
         return 0;
     }
     failed += cases > 0 ? test_random(cases, seed, only, cluster) : 0;
-    failed += only < 0 ? test_refusals() : 0;
     if (timed) {
         time_all();
     }

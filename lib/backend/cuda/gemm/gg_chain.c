@@ -170,9 +170,6 @@ static epo_status check_memory(const epo_gg_chain *c) {
     if (!is_back(c) && c->second.a != c->first.c) {
         return epo_fail(EPO_E_ARG, "epo_gg_chain: second.a must be first.c");
     }
-    if (c->keep != NULL && (is_back(c) || ((uintptr_t)c->keep & 15) != 0)) {
-        return epo_fail(EPO_E_ARG, "epo_gg_chain: rows are kept by FORWARD alone, 16-byte aligned");
-    }
     return EPO_OK;
 }
 
@@ -187,7 +184,6 @@ static void set_parts(const epo_gg_chain *c, gg_chain *to) {
     to->counter = c->counter;
     to->done_counter = c->done_counter;
     to->arrived = c->arrived != 0;
-    to->keep = c->keep;
     to->hurry = c->hurry != 0 && c->parts > 1;
     for (int i = 0; i < c->parts; i++) {
         const epo_gg_part *p = &c->part[i];
@@ -262,9 +258,6 @@ static epo_status run(const epo_gg_chain *c, epo_gg g[2], gg_chain *to, bool ear
     st = gg_make_maps(&g[0], &to->stage[0], &maps.map[0]);
     if (st == EPO_OK) {
         st = gg_make_maps(&g[1], &to->stage[to->stages - 1], &maps.map[1]);
-    }
-    if (st == EPO_OK && c->keep != NULL) {
-        st = gg_make_keep_map(&g[0], c->keep, &maps.keep);
     }
     if (st == EPO_OK) {
         st = gg_cuda_status(cudaFuncSetAttribute(k.function,

@@ -270,64 +270,6 @@ template <class F, class C> __device__ void chain_tell(const gg_chain &c, const 
     }
 }
 
-/* ---- keeping ---- */
-
-/* One box of a stage, 64 rows of which `rows` are the tile's expert's, to p.keep; those
- * behind may be of rows that have not arrived, and are left alone.  A whole warp. */
-template <class C>
-__device__ __forceinline__ void keep_box(const gg_chain &c, const CUtensorMap *map, uint32_t box,
-                                         int row, int rows, int block) {
-    using T = typename C::T;
-    int lane = threadIdx.x & 31, width = c.stage[0].k, col = block * kTileK;
-    if (rows >= 64) {
-        if (lane == 0) {
-            tma_store<false>(map, box, col, row, 0);
-        }
-        return;
-    }
-    int piece = lane & 7;
-    T *to = (T *)c.keep + (int64_t)row * width + col + piece * 8;
-    for (int line = lane >> 3; line < rows && col + piece * 8 < width; line += 4) {
-        *(uint4 *)(to + (int64_t)line * width) =
-            lds16(box + line * 128 + ((piece ^ (line & 7)) << 4));
-    }
-}
-
-/* Warp 3: the rows of each row tile's first column tile, as they lie in the stages. */
-template <class F, class C>
-__device__ void chain_keep(const gg_chain &c, const shared<C> &s, const CUtensorMap *map) {
-    ring<kSlots> at;
-    ring<C::kStages> from;
-    int lane = threadIdx.x & 31;
-    const gg_params &p = c.stage[0];
-    shared<C> first = shared_of(s, 0), there = shared_of(s, min(lane, p.cluster - 1));
-    while (true) {
-        tile t = tile_wait(s, at);
-        __syncwarp();
-        if (lane == 0) {
-            slot_back(first, at);
-        }
-        at.next();
-        if (t.expert < 0) {
-            return;
-        }
-        bool keeps = t.stage == 0 && t.n == 0 && t.live;
-        int blocks = is_act<F>(t) ? 0 : (c.stage[t.stage].k + kTileK - 1) / kTileK;
-        for (int i = 0; i < blocks; i++) {
-            mbar_wait(s.full(from.index), from.parity);
-            for (int j = 0; keeps && j < 2; j++) {
-                keep_box<C>(c, map, s.a(from.index) + j * kBox, t.row + j * 64, t.rows - j * 64, i);
-            }
-            if (keeps && lane == 0) {
-                tma_store_wait<0>(); /* the stage has been read */
-            }
-            __syncwarp();
-            stage_back(p, there, from.index);
-            from.next();
-        }
-    }
-}
-
 /* ---- multiplying ---- */
 
 constexpr int kTellBlock = 2; /* of K, when the tile before is told */
@@ -513,14 +455,14 @@ __device__ void chain_math(const gg_chain &c, const shared<C> &s, const gg_chain
 
 template <class F, class C>
 __device__ __forceinline__ void chain_barriers(const gg_chain &c, const shared<C> &s) {
-    int cluster = c.stage[0].cluster, keeps = c.keep != nullptr;
+    int cluster = c.stage[0].cluster;
     for (int i = 0; i < C::kStages; i++) {
         mbar_init(s.full(i), 1);
-        mbar_init(s.empty(i), (8 + keeps) * cluster);
+        mbar_init(s.empty(i), 8 * cluster);
     }
     for (int i = 0; i < kSlots; i++) {
         mbar_init(s.known(i), 1);
-        mbar_init(s.used(i), (10 + keeps) * cluster);
+        mbar_init(s.used(i), 10 * cluster);
     }
     for (int i = 0; i < kTold; i++) {
         mbar_init(s.stored(i), 8);
@@ -557,8 +499,6 @@ __global__ void __launch_bounds__(kThreads, 1)
             });
         } else if (warp == 2 && one) {
             chain_tell<F>(c, s);
-        } else if (warp == 3 && c.keep != nullptr) {
-            chain_keep<F>(c, s, &maps.keep);
         }
     } else {
         regs_more<kMathRegs>();

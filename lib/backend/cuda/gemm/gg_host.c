@@ -367,13 +367,6 @@ epo_status gg_make_maps(const epo_gg *g, const gg_params *p, gg_maps *maps) {
     return st != EPO_OK ? st : make_outputs(encode, g, p, maps);
 }
 
-epo_status gg_make_keep_map(const epo_gg *g, void *keep, CUtensorMap *map) {
-    encode_fn encode = find_encode(); /* gg_make_maps has found it */
-    const void *base = g->rows > 0 ? keep : g->workspace;
-    return make_map(encode, (int)g->type, base, (uint64_t)g->k, g->rows > 0 ? g->rows : 1, 1, 64,
-                    map);
-}
-
 /* ---- launches -------------------------------------------------------------- */
 
 epo_status gg_cuda_status(cudaError_t err, const char *what) {

@@ -14,8 +14,6 @@
 
 /* Checks everything that a call needs and fills in what the kernels take. */
 epo_status gg_make_params(const epo_gg *g, int *path, gg_params *p);
-/* Of `keep`, as the product's rows of a. */
-epo_status gg_make_keep_map(const epo_gg *g, void *keep, CUtensorMap *map);
 epo_status gg_make_maps(const epo_gg *g, const gg_params *p, gg_maps *maps);
 /* Blocks: the SM budget, but no more than there can be tiles. */
 epo_status gg_count_blocks(const epo_gg *g, const gg_params *p, int *blocks);

@@ -101,7 +101,6 @@ typedef struct gg_chain {
     uint64_t *left, left_value;
     const uint64_t *counter, *done_counter; /* NULL: 0 */
     int32_t arrived, hurry;
-    void *keep;                       /* rows of stage 0's a, or NULL */
     int16_t step_first[GG_STEPS + 1]; /* experts, from `first` on */
     int8_t step_part[GG_STEPS];
 } gg_chain;
@@ -112,7 +111,6 @@ typedef struct gg_maps {
 } gg_maps;
 typedef struct gg_chain_maps {
     gg_maps map[2];
-    CUtensorMap keep;
 } gg_chain_maps;
 
 #endif

@@ -172,9 +172,6 @@ typedef struct epo_gg_chain {
     void *dh;
     const float *row_weight;
     float *row_dweight;
-    /* FORWARD: [rows][k], gets the experts' rows of first.a, for which the products' loads
-     * serve; nothing else of it is touched.  May be NULL. */
-    void *keep;
     int parts;
     epo_gg_part part[EPO_GG_PARTS];
     uint64_t timeout_ns; /* as in epo_gg_ready */
