@@ -56,6 +56,14 @@ struct pass {
     uint64_t epoch;
     uint64_t *left;
     int leaves; /* chains that were left */
+    /* Rows that go to ranks' memories: rank r's own at[r], and words that tell. */
+    epo_gg_direct direct;
+    int directs;
+    void *kept; /* NULL: rows that come in are not kept */
+    void *keep_room;
+    int32_t *direct_first, *direct_to;
+    float *direct_dweight[EPO_GG_RANKS];
+    uint64_t *direct_words;
     uint64_t *spin;
     uint32_t *error;
 };
@@ -89,6 +97,16 @@ static void memory_make(pass *p, uint64_t rows, int experts, int hidden, int ffn
     get_memory(&p->owner, rows * 4);
     get_memory(&p->part_of, rows * 4);
     get_memory(&p->left, 8);
+    get_memory(&p->keep_room, rows * hidden * 2);
+    get_memory(&p->direct_first, kMaxExperts * EPO_GG_RANKS * 4);
+    get_memory(&p->direct_to, kMaxExperts * EPO_GG_RANKS * 4);
+    get_memory(&p->direct_words, EPO_GG_RANKS * 3 * 8);
+    for (auto &base : p->direct.base) {
+        get_memory((char **)&base, rows * hidden * 2);
+    }
+    for (auto &base : p->direct_dweight) {
+        get_memory(&base, rows * 4);
+    }
     get_memory(&p->spin, 8);
     get_memory(&p->error, 4);
     p->ws_bytes = 8 << 20;
@@ -371,6 +389,116 @@ __global__ void poison_gaps(pass p, int i) {
     }
 }
 
+/* Each expert's rows are split among the ranks, whose memories hold them in the experts'
+ * order or against it. */
+static void draw_direct(dice *r, pass *p) {
+    epo_gg_direct *d = &p->direct;
+    int32_t first[kMaxExperts * EPO_GG_RANKS], to[kMaxExperts * EPO_GG_RANKS];
+    d->ranks = 1 + r->upto(EPO_GG_RANKS - 1);
+    d->own = r->upto(d->ranks - 1);
+    d->first = p->direct_first;
+    d->to = p->direct_to;
+    d->rows = p->rows + 1;
+    d->words = r->chance(70) ? p->direct_words : NULL;
+    d->step = 3;
+    d->value = p->epoch;
+    bool turned = r->chance(50);
+    int32_t at[EPO_GG_RANKS] = {0};
+    for (int i = 0; i < p->experts; i++) {
+        int e = turned ? p->experts - 1 - i : i;
+        int32_t row = (int32_t)p->first[e], end = row + (int32_t)p->count[e];
+        for (int k = 0; k < d->ranks; k++) {
+            int32_t rows = k == d->ranks - 1 || r->chance(20) ? end - row : r->upto(end - row);
+            first[e * d->ranks + k] = row;
+            to[e * d->ranks + k] = at[k];
+            row += rows;
+            at[k] += rows;
+        }
+    }
+    size_t bytes = (size_t)p->experts * d->ranks * 4;
+    CHECK(cudaMemcpy(p->direct_first, first, bytes, cudaMemcpyHostToDevice));
+    CHECK(cudaMemcpy(p->direct_to, to, bytes, cudaMemcpyHostToDevice));
+    bool weights = r->chance(70);
+    for (int k = 0; k < d->ranks; k++) {
+        d->dweight[k] = weights ? p->direct_dweight[k] : NULL;
+        CHECK(cudaMemset(d->base[k], 0xff, (p->rows + 1) * row_bytes(p)));
+    }
+}
+
+/* Direct rows to where they would be, if that is untouched; else they count as wrong. */
+__global__ void collect(pass p, unsigned *wrong) {
+    const epo_gg_direct &d = p.direct;
+    uint16_t *y = (uint16_t *)p.y[1];
+    for (uint64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
+        int e = p.owner[row], rank = d.own;
+        for (int r = 0; e >= 0 && r < d.ranks; r++) {
+            rank = d.first[e * d.ranks + r] <= (int64_t)row ? r : rank;
+        }
+        if (e < 0 || rank == d.own) {
+            continue;
+        }
+        int64_t from = d.to[e * d.ranks + rank] + (int64_t)row - d.first[e * d.ranks + rank];
+        for (int x = threadIdx.x; x < p.hidden; x += blockDim.x) {
+            if (y[row * p.hidden + x] != 0xffff) {
+                atomicAdd(wrong, 1u);
+            }
+            y[row * p.hidden + x] = ((const uint16_t *)d.base[rank])[from * p.hidden + x];
+        }
+        if (p.back && d.dweight[rank] != NULL && threadIdx.x == 0) {
+            if (((const uint32_t *)p.dweight[1])[row] != 0xffffffffu) {
+                atomicAdd(wrong, 1u);
+            }
+            p.dweight[1][row] = d.dweight[rank][from];
+        }
+    }
+}
+
+static bool direct_check(pass *p, int i) {
+    const epo_gg_direct *d = &p->direct;
+    uint64_t words[EPO_GG_RANKS * 3];
+    unsigned *count, wrong = 0;
+    CHECK(cudaMalloc((void **)&count, 4));
+    CHECK(cudaMemset(count, 0, 4));
+    collect<<<kBlocks, 256>>>(*p, count);
+    CHECK(cudaMemcpy(&wrong, count, 4, cudaMemcpyDeviceToHost));
+    CHECK(cudaMemcpy(words, p->direct_words, sizeof(words), cudaMemcpyDeviceToHost));
+    CHECK(cudaFree(count));
+    for (int r = 0; r < d->ranks && d->words != NULL; r++) {
+        wrong += words[r * 3] != p->epoch;
+    }
+    if (wrong != 0) {
+        printf("DIRECT: %d ranks, own %d: %u wrong\n", d->ranks, d->own, wrong);
+        describe(p, i);
+    }
+    p->directs++;
+    return wrong == 0;
+}
+
+/* The experts' rows as they came, and nothing else. */
+__global__ void keep_check(pass p, unsigned *wrong) {
+    const uint16_t *kept = (const uint16_t *)p.kept, *x = (const uint16_t *)p.x;
+    for (uint64_t at = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; at < p.rows * p.hidden;
+         at += (uint64_t)gridDim.x * blockDim.x) {
+        if (kept[at] != (p.part_of[at / p.hidden] >= 0 ? x[at] : 0xffff)) {
+            atomicAdd(wrong, 1u);
+        }
+    }
+}
+
+static bool kept_check(pass *p, int i) {
+    unsigned *count, wrong = 0;
+    CHECK(cudaMalloc((void **)&count, 4));
+    CHECK(cudaMemset(count, 0, 4));
+    keep_check<<<kBlocks, 256>>>(*p, count);
+    CHECK(cudaMemcpy(&wrong, count, 4, cudaMemcpyDeviceToHost));
+    CHECK(cudaFree(count));
+    if (wrong != 0) {
+        printf("KEPT: %u wrong\n", wrong);
+        describe(p, i);
+    }
+    return wrong == 0;
+}
+
 static bool one_case(pass *p, dice *r, int i, cudaStream_t main, cudaStream_t beside,
                      cudaStream_t taker) {
     uint32_t seed = (uint32_t)i * 16;
@@ -394,7 +522,15 @@ static bool one_case(pass *p, dice *r, int i, cudaStream_t main, cudaStream_t be
         poison_gaps<<<kBlocks, 256>>>(*p, 0);
     }
     epo_gg_chain c = chain_of(p, 1);
-    bool late = p->rows > 0 && r->chance(50), takes = p->rows > 0 && r->chance(50);
+    bool direct = r->chance(50), late = p->rows > 0 && r->chance(50);
+    bool takes = p->rows > 0 && r->chance(50) && !direct;
+    p->kept = r->chance(50) ? p->keep_room : NULL;
+    c.first.keep = p->kept;
+    CHECK(cudaMemset(p->keep_room, 0xff, p->rows * row_bytes(p)));
+    if (direct) {
+        draw_direct(r, p);
+        c.direct = p->direct;
+    }
     bool leaves = late && r->chance(40); /* SMs are given back while rows do not come */
     bool joins = leaves || r->chance(30);
     if (leaves) {
@@ -450,7 +586,9 @@ static bool one_case(pass *p, dice *r, int i, cudaStream_t main, cudaStream_t be
         CHECK(cudaMemcpy(&left, p->left, 8, cudaMemcpyDeviceToHost));
         p->leaves += left == p->epoch;
     }
-    return compare(p, i, takes);
+    bool sound = !direct || direct_check(p, i);
+    sound = (p->kept == NULL || kept_check(p, i)) && sound;
+    return compare(p, i, takes) && sound;
 }
 
 static int test_random(int cases, int seed, int only, int cluster) {
@@ -477,8 +615,9 @@ static int test_random(int cases, int seed, int only, int cluster) {
         }
     }
     CHECK(cudaMemcpy(&spin, p.spin, 8, cudaMemcpyDeviceToHost));
-    printf("chains: %d cases, failed %d, left and gone on with %d, waited %.1f ms in all\n", cases,
-           failed, p.leaves, spin * 1e-6);
+    printf("chains: %d cases, failed %d, left and gone on with %d, direct %d, waited %.1f ms in "
+           "all\n",
+           cases, failed, p.leaves, p.directs, spin * 1e-6);
     if (only < 0 && cases >= 500 && p.leaves == 0) {
         printf("no chain was left: what follows then was not tried\n");
         failed++;

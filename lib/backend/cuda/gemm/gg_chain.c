@@ -53,13 +53,33 @@ static epo_status check_parts(const epo_gg_chain *c) {
     return EPO_OK;
 }
 
+static epo_status check_direct(const epo_gg_chain *c) {
+    const epo_gg_direct *d = &c->direct;
+    if (d->ranks == 0) {
+        return EPO_OK;
+    }
+    bool sound = d->ranks > 0 && d->ranks <= EPO_GG_RANKS && d->own >= 0 && d->own < d->ranks &&
+                 d->first != NULL && d->to != NULL && d->rows < INT32_MAX;
+    for (int r = 0; sound && r < d->ranks; r++) {
+        sound = r == d->own || (d->base[r] != NULL && ((uintptr_t)d->base[r] & 15) == 0);
+    }
+    return sound ? EPO_OK
+                 : epo_fail(EPO_E_ARG,
+                            "epo_gg_chain: direct rows: %d ranks, own %d, %llu rows; allowed are "
+                            "1..%d ranks, 16-byte aligned bases, first and to",
+                            d->ranks, d->own, (unsigned long long)d->rows, EPO_GG_RANKS);
+}
+
 static epo_status check_chain(const epo_gg_chain *c) {
     if (c == NULL || c->size != sizeof(epo_gg_chain)) {
         return epo_fail(EPO_E_ARG, "epo_gg_chain: size found %zu, allowed %zu",
                         c == NULL ? (size_t)0 : c->size, sizeof(epo_gg_chain));
     }
     epo_status st = check_products(c);
-    return st == EPO_OK ? check_parts(c) : st;
+    if (st == EPO_OK) {
+        st = check_parts(c);
+    }
+    return st == EPO_OK ? check_direct(c) : st;
 }
 
 static int part_experts(const epo_gg_chain *c) {
@@ -130,7 +150,7 @@ static uint64_t set_workspace(const epo_gg_chain *c, gg_chain *to) {
     uint64_t row_tiles = c->first.rows / TILE_M + count;
     uint64_t table = GG_WS_HEADER * 4;
     uint64_t counters = table + round_up((count * GG_STAGES + 1) * sizeof(gg_expert), 256);
-    uint64_t words = row_tiles * (GG_STAGES - 1) + 3 * EPO_GG_PARTS + 2 * GG_SHARES + 1;
+    uint64_t words = row_tiles * (GG_STAGES - 1) + 3 * EPO_GG_PARTS + 2 * GG_SHARES + 3;
     if (to != NULL) {
         char *ws = (char *)c->workspace;
         for (int i = 0; i < to->stages; i++) {
@@ -146,7 +166,8 @@ static uint64_t set_workspace(const epo_gg_chain *c, gg_chain *to) {
         to->seen = to->part_total + EPO_GG_PARTS;
         to->taken = to->seen + EPO_GG_PARTS;
         to->share = to->taken + GG_SHARES;
-        to->row_done = to->share + GG_SHARES + 1;
+        to->all_done = to->share + GG_SHARES + 1;
+        to->row_done = to->all_done + 2;
     }
     return round_up(counters + words * 4, 256);
 }
@@ -196,6 +217,20 @@ static void set_parts(const epo_gg_chain *c, gg_chain *to) {
     make_steps(c, to);
 }
 
+static void set_direct(const epo_gg_direct *d, gg_direct *to) {
+    *to = (gg_direct){.first = d->first,
+                      .to = d->to,
+                      .words = d->ranks > 0 ? d->words : NULL,
+                      .step = d->step,
+                      .value = d->value,
+                      .ranks = d->ranks,
+                      .own = d->own};
+    for (int r = 0; r < d->ranks; r++) {
+        to->base[r] = d->base[r];
+        to->dweight[r] = d->dweight[r];
+    }
+}
+
 /* Backward: the pass between the products, a stage with one column of tiles. */
 static void set_act(const epo_gg_chain *c, gg_chain *to) {
     to->stage[2] = to->stage[1];
@@ -235,6 +270,7 @@ static epo_status make_chain(const epo_gg_chain *c, epo_gg g[2], gg_chain *to) {
     }
     set_workspace(c, to);
     set_parts(c, to);
+    set_direct(&c->direct, &to->direct);
     return EPO_OK;
 }
 
@@ -258,6 +294,12 @@ static epo_status run(const epo_gg_chain *c, epo_gg g[2], gg_chain *to, bool ear
     st = gg_make_maps(&g[0], &to->stage[0], &maps.map[0]);
     if (st == EPO_OK) {
         st = gg_make_maps(&g[1], &to->stage[to->stages - 1], &maps.map[1]);
+    }
+    for (int r = 0; r < c->direct.ranks && st == EPO_OK; r++) {
+        if (r != c->direct.own) {
+            st = gg_make_rows_map(&g[1], &to->stage[to->stages - 1], c->direct.base[r],
+                                  c->direct.rows, &maps.direct[r]);
+        }
     }
     if (st == EPO_OK) {
         st = gg_cuda_status(cudaFuncSetAttribute(k.function,

@@ -27,6 +27,7 @@
 #define EPO_BACKEND_CUDA_GEMM_GG_CHAIN_CUH
 
 #include "gg_act.cuh"
+#include "gg_direct.cuh"
 #include "gg_feed.cuh"
 #include "gg_kernels.h"
 #include "gg_math.cuh"
@@ -243,6 +244,24 @@ __device__ void chain_feed(const gg_chain &c, const shared<C> &s, const gg_chain
  * fewer barriers it could arrive for a tile twice before the other has once. */
 constexpr int kTold = 4;
 
+/* What is stored may have gone to another GPU. */
+__device__ __forceinline__ void stored_fence(const gg_chain &c) {
+    if (c.direct.ranks > 0) {
+        __threadfence_system();
+    } else {
+        __threadfence();
+    }
+}
+/* A tile of the last stage is stored. */
+__device__ __forceinline__ void tell_last(const gg_chain &c, int part) {
+    if (count_add(&c.part_done[part]) + 1 == c.part_total[part] && c.part[part].done != nullptr) {
+        part_tell(c, part);
+    }
+    if (c.direct.words != nullptr && count_add(&c.all_done[0]) + 1 == c.all_done[1]) {
+        direct_tell(c.direct);
+    }
+}
+
 /* Warp 2, one thread: what the block has stored, tile by tile. */
 template <class F, class C> __device__ void chain_tell(const gg_chain &c, const shared<C> &s) {
     ring<kSlots> at;
@@ -260,12 +279,15 @@ template <class F, class C> __device__ void chain_tell(const gg_chain &c, const 
         if (!t.live) {
             continue;
         }
-        __threadfence();
+        if (F::kBack ? t.stage > 0 : t.stage == F::kLast) {
+            stored_fence(c);
+        } else {
+            __threadfence();
+        }
         if (t.stage < F::kLast) {
             atomicAdd(&c.row_done[t.stage * c.row_tiles + t.row_tile], 1u);
-        } else if (count_add(&c.part_done[t.part]) + 1 == c.part_total[t.part] &&
-                   c.part[t.part].done != nullptr) {
-            part_tell(c, t.part);
+        } else {
+            tell_last(c, t.part);
         }
     }
 }
@@ -331,7 +353,8 @@ template <class T> struct act_piece {
 /* SwiGLU's backward of the warpgroup's 64 rows, the next rows' loads under way; `scratch`
  * is 2 * kActRows * 4 floats. */
 template <class T>
-__device__ void act_tile(const gg_act &a, const tile &t, int group, float *scratch) {
+__device__ void act_tile(const gg_act &a, const gg_direct &d, const tile &t, int group,
+                         float *scratch) {
     int thread = threadIdx.x & 127, warp = thread >> 5, lane = thread & 31;
     int rows = min(64, t.rows - group * 64), units = a.ffn / 8;
     int turns = (units + kActThreads - 1) / kActThreads; /* to go over a row */
@@ -367,7 +390,8 @@ __device__ void act_tile(const gg_act &a, const tile &t, int group, float *scrat
             }
             bar_sync(kBarGroup + group, 128);
             if (thread < left && a.dweight != nullptr) {
-                a.dweight[first + at + thread] = act_row_sum(part + thread * 4);
+                *direct_dweight(d, a.dweight, t, first + at + thread) =
+                    act_row_sum(part + thread * 4);
             }
         }
         at = then;
@@ -379,11 +403,8 @@ __device__ __forceinline__ void chain_epilogue(const gg_chain &c, const shared<C
                                                const gg_chain_maps &maps, const tile &t, int group,
                                                float (&acc)[C::kAcc]) {
     bool last = t.stage == F::kLast;
-    if constexpr (F::kBack) {
-        epilogue<C>(last ? c.stage[F::kLast] : c.stage[0], s, last ? maps.map[1] : maps.map[0], t,
-                    group, acc);
-    } else if (last) {
-        epilogue<C>(c.stage[F::kLast], s, maps.map[1], t, group, acc);
+    if (last) {
+        epilogue_direct<C>(c.stage[F::kLast], c.direct, s, maps, t, group, acc);
     } else {
         shared<typename F::First> same = {s.base};
         epilogue<typename F::First>(c.stage[0], same, maps.map[0], t, group, acc);
@@ -412,7 +433,7 @@ __device__ void chain_math(const gg_chain &c, const shared<C> &s, const gg_chain
             before.tell(s);
             if constexpr (F::kBack) {
                 if (mine) {
-                    act_tile<typename F::T>(c.act, t, group, scratch);
+                    act_tile<typename F::T>(c.act, c.direct, t, group, scratch);
                 }
             }
             mine = false;
@@ -426,7 +447,8 @@ __device__ void chain_math(const gg_chain &c, const shared<C> &s, const gg_chain
                 for (int i = 0; i < C::kAcc; i++) {
                     acc[i] = 0.0f;
                 }
-                multiply_tile(all, s, there, from, t, blocks, group, acc, [&](int i) {
+                keeper<C> keep(c.stage[0], maps.map[0], t, group);
+                multiply_tile(all, s, there, from, t, blocks, group, acc, keep, [&](int i) {
                     if (i == tell) {
                         before.tell(s);
                     }

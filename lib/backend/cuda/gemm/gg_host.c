@@ -56,6 +56,8 @@ static epo_status check_shape(const epo_gg *g) {
     return EPO_OK;
 }
 
+static bool aligned(const void *p) { return ((uintptr_t)p & 15) == 0; }
+
 static epo_status check_pointers(const epo_gg *g) {
     bool rows = g->rows > 0;
     if (g->row_first == NULL || g->row_count == NULL || g->c == NULL || (g->a == NULL && rows) ||
@@ -63,6 +65,10 @@ static epo_status check_pointers(const epo_gg *g) {
         (is_swiglu_backward(g) && g->h == NULL && rows)) {
         return epo_fail(EPO_E_ARG, "epo_gg: row_first, row_count, a, b, c (and h for SwiGLU's "
                                    "backward) must not be NULL");
+    }
+    if (g->keep != NULL && (g->kind == EPO_GG_WGRAD || g->a_index != NULL || !aligned(g->keep))) {
+        return epo_fail(EPO_E_ARG, "epo_gg: keep is for FORWARD and DGRAD, for rows that are not "
+                                   "gathered, and 16-byte aligned");
     }
     if ((g->b_index != NULL && g->kind != EPO_GG_WGRAD) ||
         (g->ready.flag != NULL &&
@@ -84,8 +90,6 @@ static epo_status check_pointers(const epo_gg *g) {
 }
 
 /* ---- path and tile ------------------------------------------------------ */
-
-static bool aligned(const void *p) { return ((uintptr_t)p & 15) == 0; }
 
 /* Shapes and pointers that the sm_90 kernels take. */
 static bool fits_sm90(const epo_gg *g) {
@@ -206,6 +210,7 @@ static void set_params(const epo_gg *g, int path, gg_params *p) {
     p->a = g->a;
     p->b = g->b;
     p->c = g->c;
+    p->keep = g->keep;
     p->a_index = g->a_index;
     p->b_index = g->b_index;
     p->row_weight = g->row_weight;
@@ -257,6 +262,9 @@ epo_status gg_make_params(const epo_gg *g, int *path, gg_params *p) {
         return epo_fail(EPO_E_ARG, "epo_gg: group_m %d, cluster %d; allowed from 0, 0..2",
                         g->group_m, g->cluster);
     }
+    if (found != EPO_GG_SM90 && g->keep != NULL) {
+        return epo_fail(EPO_E_UNSUPPORTED, "epo_gg: rows are kept by the sm_90 kernels alone");
+    }
     *path = found;
     set_params(g, found, p);
     return EPO_OK;
@@ -291,6 +299,11 @@ static encode_fn find_encode(void) {
     }
     atomic_store_explicit(&known_encode, (encode_fn)fn, memory_order_release);
     return (encode_fn)fn;
+}
+
+static epo_status no_encode(void) {
+    return epo_fail(EPO_E_SYSTEM, "the driver has no cuTensorMapEncodeTiled; 525 or newer is "
+                                  "needed");
 }
 
 /* [z][y][x], read or written in boxes of box_y lines of 128 bytes. */
@@ -353,14 +366,26 @@ static epo_status make_outputs(encode_fn encode, const epo_gg *g, const gg_param
         st = make_map(encode, (int)g->type, g->h, (uint64_t)g->n, at_least_one(p->rows), 1, 16,
                       &maps->h);
     }
+    if (st == EPO_OK && g->keep != NULL) {
+        st = make_map(encode, (int)g->type, g->keep, (uint64_t)p->k, at_least_one(p->rows), 1, 16,
+                      &maps->keep);
+    }
     return st;
+}
+
+epo_status gg_make_rows_map(const epo_gg *g, const gg_params *p, const void *base, uint64_t rows,
+                            CUtensorMap *map) {
+    encode_fn encode = find_encode();
+    if (encode == NULL) {
+        return no_encode();
+    }
+    return make_map(encode, (int)g->type, base, (uint64_t)p->n, rows > 0 ? rows : 1, 1, 16, map);
 }
 
 epo_status gg_make_maps(const epo_gg *g, const gg_params *p, gg_maps *maps) {
     encode_fn encode = find_encode();
     if (encode == NULL) {
-        return epo_fail(EPO_E_SYSTEM, "the driver has no cuTensorMapEncodeTiled; 525 or newer is "
-                                      "needed");
+        return no_encode();
     }
     memset(maps, 0, sizeof(*maps));
     epo_status st = make_inputs(encode, g, p, maps);

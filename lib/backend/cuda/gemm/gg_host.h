@@ -15,6 +15,9 @@
 /* Checks everything that a call needs and fills in what the kernels take. */
 epo_status gg_make_params(const epo_gg *g, int *path, gg_params *p);
 epo_status gg_make_maps(const epo_gg *g, const gg_params *p, gg_maps *maps);
+/* As the output's, of other rows. */
+epo_status gg_make_rows_map(const epo_gg *g, const gg_params *p, const void *base, uint64_t rows,
+                            CUtensorMap *map);
 /* Blocks: the SM budget, but no more than there can be tiles. */
 epo_status gg_count_blocks(const epo_gg *g, const gg_params *p, int *blocks);
 /* `early`: begin while the kernel before in the stream (prepare) still runs. */

@@ -7,6 +7,7 @@
 
 #include "gg_epilogue.cuh"
 #include "gg_feed.cuh"
+#include "gg_keep.cuh"
 
 namespace gg {
 
@@ -78,10 +79,10 @@ __device__ __forceinline__ void stage_back(const gg_params &p, const shared<C> &
 /* All blocks of K of one tile; before_block(i) does what else is to do.  A stage is given back when
  * the products of the block behind it have been issued and its own are done. */
 template <class C, class B>
-__device__ __forceinline__ void multiply_tile(const gg_params &p, const shared<C> &s,
-                                              const shared<C> &there, ring<C::kStages> &from,
-                                              const tile &t, int blocks, int group,
-                                              float (&acc)[C::kAcc], B before_block) {
+__device__ __forceinline__ void
+multiply_tile(const gg_params &p, const shared<C> &s, const shared<C> &there,
+              ring<C::kStages> &from, const tile &t, int blocks, int group, float (&acc)[C::kAcc],
+              keeper<C> keep, B before_block) {
     int before = -1;
     int tail = C::kWgrad ? t.rows % kTileK : 0;
     pin(acc);
@@ -91,9 +92,11 @@ __device__ __forceinline__ void multiply_tile(const gg_params &p, const shared<C
         if (C::kWgrad && i == blocks - 1 && tail != 0) {
             clear_tail(s, from.index, group, tail);
         }
+        keep.store(s, from.index, group, i);
         multiply_block(s, from.index, group, acc, i > 0);
         wgmma_wait<1>();
         if (before >= 0) {
+            keep.template wait<1>();
             stage_back(p, there, before);
         }
         before = from.index;
@@ -102,6 +105,7 @@ __device__ __forceinline__ void multiply_tile(const gg_params &p, const shared<C
     wgmma_wait<0>();
     pin(acc);
     if (before >= 0) {
+        keep.template wait<0>();
         stage_back(p, there, before);
     }
 }
@@ -140,7 +144,8 @@ __device__ void math(const gg_params &p, const shared<C> &s, const gg_maps &m, i
                     acc[i] = 0.0f;
                 }
             }
-            multiply_tile(p, s, there, from, t, blocks, group, acc, [&](int i) {
+            keeper<C> keep(p, m, t, group);
+            multiply_tile(p, s, there, from, t, blocks, group, acc, keep, [&](int i) {
                 if (i == max(blocks - kPrefetchBlocks, 0)) {
                     prefetch_old<C>(p, t, group * 4 + ((threadIdx.x >> 5) & 3));
                 }

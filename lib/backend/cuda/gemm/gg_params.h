@@ -35,7 +35,7 @@ typedef struct gg_expert {
  * k, DGRAD rows x k x n, WGRAD n x k x rows. */
 typedef struct gg_params {
     const void *a, *b;
-    void *c;
+    void *c, *keep;
     const int32_t *a_index, *b_index;
     const float *row_weight;
     void *h, *act;
@@ -82,10 +82,19 @@ typedef struct gg_chain_part {
     uint64_t *done;
     int32_t words;
 } gg_chain_part;
+typedef struct gg_direct {
+    const int32_t *first, *to; /* [experts][ranks] */
+    void *base[EPO_GG_RANKS];
+    float *dweight[EPO_GG_RANKS];
+    uint64_t *words; /* NULL: nobody is told */
+    uint64_t step, value;
+    int32_t ranks, own;
+} gg_direct;
 typedef struct gg_chain {
     gg_params stage[GG_STAGES];
     gg_act act;
     gg_chain_part part[EPO_GG_PARTS];
+    gg_direct direct;
     int32_t stages, parts, steps;
     int32_t first, count; /* experts of all parts */
     int32_t row_tiles;    /* that the counters have room for, per stage */
@@ -94,6 +103,7 @@ typedef struct gg_chain {
     uint32_t *row_done;   /* in counters: [stage but the last][row tile], tiles stored */
     uint32_t *part_done;  /* in counters: [part], tiles of the last stage */
     uint32_t *part_total; /* in counters: [part] */
+    uint32_t *all_done;   /* in counters: tiles of the last stage, and how many there are */
     uint32_t *seen;       /* in counters: [part], its rows were seen */
     uint32_t *taken;      /* in counters: [share], units taken of it */
     uint32_t *share;      /* in counters: [share and one more], its first unit */
@@ -105,12 +115,13 @@ typedef struct gg_chain {
     int8_t step_part[GG_STEPS];
 } gg_chain;
 
-/* Tensors of the sm_90 kernels: operands, output, SwiGLU's stored h. */
+/* Tensors of the sm_90 kernels: operands, output, SwiGLU's stored h, A's rows that are kept. */
 typedef struct gg_maps {
-    CUtensorMap a, b, c, h;
+    CUtensorMap a, b, c, h, keep;
 } gg_maps;
 typedef struct gg_chain_maps {
     gg_maps map[2];
+    CUtensorMap direct[EPO_GG_RANKS];
 } gg_chain_maps;
 
 #endif

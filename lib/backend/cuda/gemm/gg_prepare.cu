@@ -185,6 +185,7 @@ __device__ bool chain_table_write(const gg_chain &c, const int2 *rows, int *row_
 /* How many tiles of the last stage a part has; one that has none is done. */
 __device__ void part_totals_write(const gg_chain &c, const int2 *rows, bool sound) {
     const gg_params &last = c.stage[c.stages - 1];
+    uint32_t all = 0;
     for (int part = threadIdx.x; part < c.parts; part += 32) {
         int total = 0;
         for (int step = 0; step < c.steps; step++) {
@@ -195,8 +196,16 @@ __device__ void part_totals_write(const gg_chain &c, const int2 *rows, bool soun
             }
         }
         c.part_total[part] = (uint32_t)total;
+        all += (uint32_t)total;
         if ((total == 0 || !sound) && c.part[part].done != nullptr) {
             part_tell(c, part);
+        }
+    }
+    all = __reduce_add_sync(0xffffffffu, all);
+    if (threadIdx.x == 0) {
+        c.all_done[1] = all;
+        if (all == 0 || !sound) {
+            direct_tell(c.direct);
         }
     }
 }

@@ -105,6 +105,13 @@ __device__ __forceinline__ void part_tell(const gg_chain &c, int part) {
                c.part[part].done_value + (c.done_counter != nullptr ? *c.done_counter : 0));
 }
 
+/* All rows of a chain are stored: one thread tells every rank. */
+__device__ __forceinline__ void direct_tell(const gg_direct &d) {
+    for (int r = 0; r < d.ranks && d.words != nullptr; r++) {
+        flag_store(d.words + r * d.step, d.value);
+    }
+}
+
 /* One thread waits until the rows of `t` are there; returns the time it took. */
 __device__ __forceinline__ uint64_t tile_ready(const gg_params &p, const tile &t) {
     if (p.ready.flag == nullptr || t.rows == 0) {

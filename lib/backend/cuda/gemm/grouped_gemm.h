@@ -89,6 +89,9 @@ typedef struct epo_gg {
     uint64_t a_rows;        /* rows of a when gathered */
     const int32_t *b_index; /* WGRAD: likewise for b */
     uint64_t b_rows;
+    /* FORWARD, DGRAD, SM90: not NULL: the experts' rows of a are stored here, too, as they lie
+     * in a, which is not gathered. */
+    void *keep;
     const float *row_weight; /* SWIGLU: [rows]; NULL: 1 */
     void *h;                 /* SWIGLU: [rows][2F]; FORWARD: written, may be NULL; DGRAD: read */
     void *act;               /* SWIGLU DGRAD: [rows][F], may be NULL */
@@ -159,6 +162,23 @@ typedef struct epo_gg_part {
     uint64_t done_value;
 } epo_gg_part;
 
+/* Rows of the second product that are other ranks': they are stored to those ranks' memory
+ * and not to second.c.  Of expert e, rank r's rows begin at row first[e * ranks + r] and end
+ * where the next rank's do, or the expert; they go to the rows from to[e * ranks + r] on. */
+#define EPO_GG_RANKS 8
+typedef struct epo_gg_direct {
+    int ranks, own;            /* ranks 0: there are none; `own`: this rank, whose rows stay */
+    const int32_t *first, *to; /* [experts][ranks]; the ranks of an expert ascend */
+    void *base[EPO_GG_RANKS];  /* each rank's row 0, as this device sees it; 16-byte aligned */
+    /* DGRAD: row_dweight goes likewise, to these; all NULL: it stays. */
+    float *dweight[EPO_GG_RANKS];
+    uint64_t rows; /* that there is room for, as of each */
+    /* When all rows are stored, word d * step becomes `value` for each rank d
+     * (release, system); NULL: nobody is told. */
+    uint64_t *words;
+    uint64_t step, value;
+} epo_gg_direct;
+
 typedef struct epo_gg_chain {
     size_t size;
     /* `first` and `count` of both, `ready` and the workspaces are not looked at; SM budget,
@@ -174,6 +194,7 @@ typedef struct epo_gg_chain {
     float *row_dweight;
     int parts;
     epo_gg_part part[EPO_GG_PARTS];
+    epo_gg_direct direct;
     uint64_t timeout_ns; /* as in epo_gg_ready */
     /* Not 0: a launch whose blocks have waited so long for a part ends there, with *left (may
      * be NULL) = left_value; another epo_gg_chain_run() goes on.  So no SM is held for ever
