@@ -87,6 +87,24 @@ void epo_route_send(const epo_route_shape *s, const int32_t *experts, int tokens
     }
 }
 
+void epo_route_returns(const epo_route_shape *s, const uint32_t *counts, int rank,
+                       const uint64_t *expert_first, int32_t *first, int32_t *to) {
+    const int local = epo_route_local(s);
+    for (int r = 0; r < s->ranks; r++) {
+        const uint32_t *of = counts + (size_t)r * (size_t)s->experts;
+        uint64_t row = 0;
+        for (int e = 0; e < rank * local; e++)
+            row += of[e];
+        for (int e = 0; e < local; e++) {
+            const size_t at = (size_t)e * (size_t)s->ranks + (size_t)r;
+            to[at] = (int32_t)row;
+            row += of[rank * local + e];
+            first[at] = r == 0 ? (int32_t)expert_first[e]
+                               : first[at - 1] + (int32_t)(of - s->experts)[rank * local + e];
+        }
+    }
+}
+
 void epo_route_pad(const epo_route_shape *s, const uint64_t *first, const uint64_t *count,
                    uint64_t rows, int32_t *index) {
     int local = epo_route_local(s);

@@ -99,6 +99,11 @@ void epo_route_send_first(const epo_route_shape *s, const uint32_t *expert_rows,
 void epo_route_send(const epo_route_shape *s, const int32_t *experts, int tokens,
                     const uint64_t *expert_first, uint64_t *cursor /* [E] scratch */,
                     int32_t *token, int32_t *slot, int32_t *row);
+/* The way back: source r's rows of local expert e begin at first[e * R + r] of `rank`'s
+ * layout, whose experts begin at expert_first[El], and return to r's send rows from
+ * to[e * R + r] on. */
+void epo_route_returns(const epo_route_shape *s, const uint32_t *counts, int rank,
+                       const uint64_t *expert_first, int32_t *first, int32_t *to);
 /* index[rows]: i for a row, -1 for alignment. */
 void epo_route_pad(const epo_route_shape *s, const uint64_t *first, const uint64_t *count,
                    uint64_t rows, int32_t *index);

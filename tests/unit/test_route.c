@@ -131,6 +131,34 @@ static void alltoall_places_rows(world *w) {
     }
 }
 
+/* Each of a rank's rows, sent where the map says, is the slot that the source put there. */
+static void alltoall_returns_rows(world *w) {
+    int32_t first[EXPERTS * RANKS], to[EXPERTS * RANKS];
+    int32_t token[TOKENS * SLOTS], slot[RANKS][TOKENS * SLOTS], row[TOKENS * SLOTS];
+    uint64_t begin[EXPERTS], cursor[EXPERTS], returned[RANKS] = {0};
+    int local = epo_route_local(&w->s), ranks = w->s.ranks;
+    for (int r = 0; r < ranks; r++) {
+        epo_route_send_first(&w->s, w->counts + r * w->s.experts, begin);
+        epo_route_send(&w->s, w->experts[r], w->tokens[r], begin, cursor, token, slot[r], row);
+    }
+    for (int d = 0; d < ranks; d++) {
+        epo_route_returns(&w->s, w->counts, d, w->first[d], first, to);
+        for (int e = 0; e < local; e++)
+            for (int r = 0; r < ranks; r++) {
+                int at = e * ranks + r;
+                int end = r < ranks - 1 ? first[at + 1] : (int)(w->first[d][e] + w->count[d][e]);
+                for (int i = first[at]; i < end; i++, returned[r]++)
+                    CU_ASSERT_EQUAL(w->want[d][i], label(r, slot[r][to[at] + i - first[at]]));
+            }
+    }
+    for (int r = 0; r < ranks; r++) { /* and all of them come back */
+        uint64_t sent = 0;
+        for (int e = 0; e < w->s.experts; e++)
+            sent += w->counts[r * w->s.experts + e];
+        CU_ASSERT_EQUAL(returned[r], sent);
+    }
+}
+
 /* ---- flex ------------------------------------------------------------------ */
 
 typedef struct flex_side {
@@ -481,6 +509,7 @@ static void random_routings(void) {
         count_world(&w);
         chunks_cut_the_experts(&w.s);
         alltoall_places_rows(&w);
+        alltoall_returns_rows(&w);
         flex_places_rows(&w);
     }
 }
