@@ -272,6 +272,23 @@ __device__ __forceinline__ void held_add(float (&sum)[1], const Single<T> &h) {
 template <typename T, int N> struct held_of { using type = Held<T>; };
 template <typename T> struct held_of<T, 1> { using type = Single<T>; };
 
+/* What a block will sum, so many of its turns at a time: a row's loads then wait for no other
+ * load.  A turn's `each` rows lie together, turns `step` rows apart. */
+constexpr int kListed = 512;
+__device__ __forceinline__ void list_fill(int32_t *list, int turns, const int32_t *index,
+                                          uint64_t row, uint64_t step, uint64_t rows, int each,
+                                          int width) {
+    const uint64_t left = (rows - row + step - 1) / step;
+    const int count = (left < turns ? (int)left : turns) * each * width;
+    __syncthreads();
+    for (int i = threadIdx.x; i < count; i += kThreads) {
+        const uint64_t turn = i / (each * width);
+        const uint64_t at = (row + turn * step) * width + i % (each * width);
+        list[i] = at < rows * width ? __ldg(index + at) : -1;
+    }
+    __syncthreads();
+}
+
 /* One block takes kSummands / kWide rows at a time, one unit of each per thread; all their
  * summands (kWide of a row at most, where it takes several) are loaded together and added in
  * ascending j. */
@@ -283,10 +300,19 @@ __global__ void __launch_bounds__(kThreads, 4)
     using H = typename held_of<T, N>::type;
     constexpr int kRows = kSummands / kWide;
     const int units = elements / N, turns = kRows == 1 ? (width + kWide - 1) / kWide : 1;
-    const bool broken = is_late(late);
-    for (uint64_t row = (uint64_t)blockIdx.x * kRows; row < rows && !broken;
-         row += (uint64_t)gridDim.x * kRows) {
+    const bool broken = __syncthreads_or(is_late(late)) != 0;
+    __shared__ int32_t room[kListed];
+    const uint64_t step = (uint64_t)gridDim.x * kRows;
+    const int listed = kListed / (kRows * width); /* 0: a row is longer than the list */
+    int taken = listed;
+    for (uint64_t row = (uint64_t)blockIdx.x * kRows; row < rows && !broken; row += step) {
         const int32_t *list = index + row * (uint64_t)width;
+        if (listed > 0 && taken == listed) {
+            list_fill(room, listed, index, row, step, rows, kRows, width);
+            taken = 0;
+        }
+        if (listed > 0)
+            list = room + taken++ * kRows * width;
         const int left = rows - row < kRows ? (int)(rows - row) : kRows;
         for (int u = threadIdx.x; u < units; u += kThreads) {
             float sum[N];
@@ -298,7 +324,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 #pragma unroll
                     for (int k = 0; k < kWide; k++) {
                         const int j = turn * kWide + k;
-                        from[r][k] = r < left && j < width ? __ldg(list + r * width + j) : -1;
+                        from[r][k] = r < left && j < width ? list[r * width + j] : -1;
                     }
 #pragma unroll
                 for (int r = 0; r < kRows; r++)
