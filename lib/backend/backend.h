@@ -213,8 +213,10 @@ typedef struct epo_gemm {
     /* The same numbers in ordinary memory, for a backend whose operation memory the
      * CPU cannot read; NULL: row_first and row_count are ordinary memory. */
     const uint64_t *cpu_first, *cpu_count;
+    void *keep;  /* where gemm_keeps: rows of a are stored here, too, each at its place; or NULL */
     bool beside; /* exchanges that may need room on the device run meanwhile */
     bool lends;  /* ... one that is `few` does */
+    epo_event *lent; /* what was issued before needs room until this; or NULL */
     /* Only where info->fused: the activation beside the product, NULL without.
      * FORWARD: `c` is h (NULL: see gemm_drops_h); act->a is made from it.  DGRAD: the product is
      * da, which is not kept; act->a, act->dh and act->dw are made from act->h, dh in h's place; `c`
@@ -229,6 +231,16 @@ typedef struct epo_gemm {
  * the parts do, which lie one behind the other.  The results are those of the same
  * products one by one, to the bit, whatever the parts. */
 #define EPO_CHAIN_PARTS 16
+/* Rows of second.c that other ranks get go straight to their windows, and not to second.c:
+ * of expert e, rank r's rows begin at row first[e * ranks + r] and end where the next rank's
+ * do, or the expert; they go to the rows from to[e * ranks + r] on. */
+typedef struct epo_chain_direct {
+    epo_window *window;
+    uint64_t rows;               /* row 0, bytes into each rank's window */
+    uint64_t dweights;           /* likewise, where act->dw goes */
+    const int32_t *first, *to;   /* memory of operations */
+    uint64_t flag_offset, epoch; /* as an exchange of the group tells, behind all parts */
+} epo_chain_direct;
 typedef struct epo_chain_part {
     int first, count;       /* experts */
     const epo_ready *ready; /* the part's rows of first.a are there; NULL: they are */
@@ -238,6 +250,7 @@ typedef struct epo_chain {
     epo_gemm first, second;
     const epo_chain_part *part;
     int parts;
+    const epo_chain_direct *direct; /* NULL: all rows stay */
     epo_event *lent; /* exchanges issued before need room on the device until this; or NULL */
     bool hurry;      /* a hint: nothing runs beside the last parts' way back */
 } epo_chain;
@@ -477,6 +490,8 @@ typedef struct epo_backend_ops {
     /* NULL: no.  Can this FORWARD product with an activation do without `c`, where h is not
      * wanted? */
     bool (*gemm_drops_h)(epo_backend *be, const epo_gemm *g);
+    /* NULL: no.  Can this product of rows (FORWARD, DGRAD) keep them on its way? */
+    bool (*gemm_keeps)(epo_backend *be, const epo_gemm *g);
     epo_status (*swiglu)(epo_queue *q, const epo_swiglu *s, const epo_deps *deps);
     /* Both or none (NULL).  chain_covers: can these products, in as many parts, be one
      * operation?  The same answer on every rank for the same shapes. */

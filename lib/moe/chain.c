@@ -54,6 +54,42 @@ static epo_chain chain_make(const moe_pass *p, const epo_layer *l, const epo_gem
     return c;
 }
 
+/* alltoall: what goes back could be stored at its peers' by the chain itself. */
+static bool returns_direct(const moe_pass *p, epo_chain_direct *d) {
+    const epo_plan *plan = p->plan;
+    const moe_slot *slot = &p->buffer->combine;
+    if (!plan->own_stays || plan->returns_first == NULL || p->buffer->replays ||
+        !moe_group_reaches(p->group, p->buffer->scope))
+        return false;
+    *d = (epo_chain_direct){.window = p->buffer->window,
+                            .rows = slot->rows,
+                            .dweights = slot->extra,
+                            .first = plan->returns_first,
+                            .to = plan->returns_to,
+                            .flag_offset = moe_pass_arrive(p, slot, p->chunks - 1),
+                            .epoch = slot->use + 1};
+    return true;
+}
+
+/* Nothing goes back chunk by chunk, and the chain begins when the peers' slots are free. */
+static void issue_direct(moe_pass *p, epo_chain *c, epo_deps *deps) {
+    moe_slot *slot = &p->buffer->combine;
+    p->direct = true;
+    c->hurry = false;
+    moe_slot_next(p->buffer, slot);
+    moe_deps_wait(deps,
+                  moe_buffer_flag(p->buffer, slot->credit, slot->use - 1, "combine slot", -1));
+}
+
+void moe_chain_returned(moe_pass *p, const void *rows, const float *row_weight) {
+    moe_cargo c = {.rows = rows,
+                   .row_bytes = p->buffer->row_bytes,
+                   .extra = row_weight,
+                   .extra_bytes = sizeof(float)};
+    epo_exchange x = moe_pass_load(p, &p->combine, 0, p->chunks, &c);
+    moe_stats_exchange(p->group, MOE_BYTES_COMBINE, x.send, x.nsend);
+}
+
 /* True: the pass's products were issued, part[chunk] tells of each chunk's rows; `end`
  * is signalled when all is done.  `keep`: as dst of moe_pass_take; `spread`: where rows are
  * expanded, if they do not arrive at their place. */
@@ -61,13 +97,22 @@ static bool chain_issue(moe_pass *p, const epo_layer *l, const epo_gemm *first,
                         const epo_gemm *second, const epo_swiglu *act, void *keep, void *spread,
                         const char *name, epo_event *end) {
     epo_group *g = p->group;
+    epo_chain_direct direct;
     chain_parts parts;
     if (p->status != EPO_OK || p->chunks > EPO_CHAIN_PARTS)
         return false;
-    epo_chain c = chain_make(p, l, first, second, act, &parts);
+    epo_gemm one = *first;
+    keep = moe_product_keeps(p, l, &one, keep);
+    epo_chain c = chain_make(p, l, &one, second, act, &parts);
     c.first.a = moe_pass_in_place(p) ? moe_pass_take_all(p, parts.arrival) : spread;
-    if (!chain_fits(p, &c))
-        return false;
+    c.direct = returns_direct(p, &direct) ? &direct : NULL;
+    if (!chain_fits(p, &c)) {
+        if (c.direct == NULL)
+            return false;
+        c.direct = NULL;
+        if (!chain_fits(p, &c))
+            return false;
+    }
     p->spread = !moe_pass_in_place(p);
     /* A copy inside the GPU takes the SMs that are left to exchanges, which do not go on
      * without where they go by SMs alone: behind the experts only the last one's way back is
@@ -77,11 +122,16 @@ static bool chain_issue(moe_pass *p, const epo_layer *l, const epo_gemm *first,
         moe_pass_spread(p, spread, parts.arrival);
     else if (beside)
         moe_pass_keep(p, keep, NULL);
+    g->stats.local_bytes += one.keep != NULL ? p->plan->rows * p->buffer->row_bytes : 0;
     epo_deps deps = moe_deps(name, EPO_INTERVAL_COMPUTE, -1);
     deps.signal = end;
     c.lent = p->spread ? g->odd_used : g->sent; /* the last of the dispatch */
     c.hurry = p->tail && !p->spread;
     p->chained = true;
+    for (int i = 0; c.direct != NULL && i < p->chunks; i++)
+        parts.part[i].done = NULL;
+    if (c.direct != NULL)
+        issue_direct(p, &c, &deps);
     if (p->status == EPO_OK)
         p->status = g->ops->chain(g->compute, &c, &deps);
     if (!p->spread && !beside)

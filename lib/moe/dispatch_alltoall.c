@@ -11,6 +11,7 @@
 
 typedef struct alltoall_maps {
     uint64_t first, count;     /* layout, for operations */
+    uint64_t returns[2];       /* rows that go back */
     uint64_t token, slot, row; /* of each send row; of each slot */
     uint64_t pad, weight;
     uint64_t send_first, own, ones, scratch; /* of a plan that graphs replay */
@@ -21,6 +22,8 @@ static void reserve(moe_arena *arena, const moe_making *m, uint64_t sent, alltoa
     uint64_t local = (uint64_t)p->buffer->local;
     at->first = moe_arena_add(arena, local, sizeof(uint64_t));
     at->count = moe_arena_add(arena, local, sizeof(uint64_t));
+    for (int i = 0; i < 2; i++)
+        at->returns[i] = moe_arena_add(arena, local * (uint64_t)m->shape.ranks, sizeof(int32_t));
     if (p->buffer->replays) {
         uint64_t experts = (uint64_t)m->shape.experts;
         uint64_t slots = (uint64_t)p->tokens * (uint64_t)p->top_k;
@@ -159,6 +162,8 @@ static epo_status exchange_weights(const moe_making *m, const int32_t *slot, con
 static void name_maps(epo_plan *p, const alltoall_maps *at) {
     p->op_first = moe_arena_op(&p->arena, at->first);
     p->op_count = moe_arena_op(&p->arena, at->count);
+    p->returns_first = moe_arena_op(&p->arena, at->returns[0]);
+    p->returns_to = moe_arena_op(&p->arena, at->returns[1]);
     p->expand = p->pad = moe_arena_op(&p->arena, at->pad);
     p->weight = moe_arena_op(&p->arena, at->weight);
     p->sum = p->slot_weight = moe_arena_op(&p->arena, at->row);
@@ -227,6 +232,9 @@ static epo_status make_maps(const moe_making *m, const alltoall_places *places, 
         first[e] = p->first[e];
         count[e] = p->count[e];
     }
+    epo_route_returns(s, m->counts, p->buffer->group->rank, p->first,
+                      moe_arena_cpu(&p->arena, at->returns[0]),
+                      moe_arena_cpu(&p->arena, at->returns[1]));
     if (p->buffer->replays)
         return map_in_replays(m, places, at);
     if (moe_plan_on_device(p->buffer))

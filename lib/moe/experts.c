@@ -34,6 +34,10 @@ static void product(moe_pass *p, const epo_layer *l, int chunk, const epo_gemm *
     g.beside = p->chunks > 1 || p->beside;
     g.act = fused ? &a : NULL;
     deps->signal = act == NULL || fused ? signal : NULL;
+    if (g.keep != NULL)
+        p->group->stats.local_bytes +=
+            (moe_pass_first_row(p, chunk + 1) - moe_pass_first_row(p, chunk)) *
+            p->buffer->row_bytes;
     if (p->status == EPO_OK)
         p->status = ops->gemm(moe_pass_lane(p, chunk), &g, deps);
     if (act == NULL || fused || p->status != EPO_OK)
@@ -41,6 +45,24 @@ static void product(moe_pass *p, const epo_layer *l, int chunk, const epo_gemm *
     epo_deps behind = moe_deps("swiglu", EPO_INTERVAL_COMPUTE, chunk);
     behind.signal = signal;
     p->status = ops->swiglu(moe_pass_lane(p, chunk), &a, &behind);
+}
+
+void *moe_product_keeps(const moe_pass *p, const epo_layer *l, epo_gemm *shape, void *dst) {
+    const epo_group *g = p->group;
+    const epo_plan *plan = p->plan;
+    epo_gemm all = *shape;
+    all.type = all.c_type = l->config.type;
+    all.row_first = plan->op_first;
+    all.row_count = plan->op_count;
+    all.cpu_first = plan->first;
+    all.cpu_count = plan->count;
+    all.count = l->local;
+    all.keep = dst;
+    if (dst == NULL || !moe_pass_in_place(p) || g->ops->gemm_keeps == NULL ||
+        !g->ops->gemm_keeps(g->be, &all))
+        return dst;
+    shape->keep = dst;
+    return NULL;
 }
 
 void moe_experts_forward(moe_pass *p, epo_layer *l, int c, epo_saved *saved, void *rows, void *a,
@@ -54,16 +76,14 @@ void moe_experts_forward(moe_pass *p, epo_layer *l, int c, epo_saved *saved, voi
     bool last = c == p->chunks - 1;
     epo_deps up = moe_deps("fc1", EPO_INTERVAL_COMPUTE, c);
     epo_deps down = moe_deps("fc2", EPO_INTERVAL_COMPUTE, c);
-    epo_gemm fc1 = {.kind = EPO_GEMM_FORWARD,
-                    .a = moe_pass_take(p, c, rows, &up),
-                    .b = l->config.w1,
-                    .c = saved->h.ptr,
-                    .n = 2 * ffn,
-                    .k = hidden};
+    epo_gemm fc1 = {
+        .kind = EPO_GEMM_FORWARD, .b = l->config.w1, .c = saved->h.ptr, .n = 2 * ffn, .k = hidden};
     epo_gemm fc2 = {
         .kind = EPO_GEMM_FORWARD, .a = a, .b = l->config.w2, .c = out, .n = hidden, .k = ffn};
     epo_swiglu act = {.h = saved->h.ptr, .a = a};
     bool odd = moe_pass_lane(p, c) == g->odd && g->odd != NULL;
+    rows = moe_product_keeps(p, l, &fc1, rows);
+    fc1.a = moe_pass_take(p, c, rows, &up);
     product(p, l, c, &fc1, &act, &up, odd ? g->odd_used : g->used);
     if (last)
         moe_pass_taken(p, g->used, c > 0 ? g->odd_used : NULL);
@@ -108,12 +128,8 @@ void moe_experts_backward(moe_pass *p, epo_layer *l, int c, moe_wgrad *w, void *
     int hidden = l->config.hidden, ffn = l->config.ffn;
     epo_deps down = moe_deps("dgrad2", EPO_INTERVAL_COMPUTE, c);
     epo_deps up = moe_deps("dgrad1", EPO_INTERVAL_COMPUTE, c);
-    epo_gemm dgrad2 = {.kind = EPO_GEMM_DGRAD,
-                       .a = moe_pass_take(p, c, w->dy.ptr, &down),
-                       .b = l->config.w2,
-                       .c = w->a.ptr,
-                       .n = hidden,
-                       .k = ffn};
+    epo_gemm dgrad2 = {
+        .kind = EPO_GEMM_DGRAD, .b = l->config.w2, .c = w->a.ptr, .n = hidden, .k = ffn};
     epo_gemm dgrad1 = {.kind = EPO_GEMM_DGRAD,
                        .a = w->dh.ptr,
                        .b = l->config.w1,
@@ -123,6 +139,8 @@ void moe_experts_backward(moe_pass *p, epo_layer *l, int c, moe_wgrad *w, void *
     epo_swiglu act = {
         .h = w->dh.ptr, .a = w->a.ptr, .da = w->a.ptr, .dh = w->dh.ptr, .dw = dweight};
     bool odd = moe_pass_lane(p, c) == p->group->odd && p->group->odd != NULL;
+    void *dy = moe_product_keeps(p, l, &dgrad2, w->dy.ptr);
+    dgrad2.a = moe_pass_take(p, c, dy, &down);
     product(p, l, c, &dgrad2, &act, &down, odd ? p->group->odd_grad : p->group->grad);
     if (c == p->chunks - 1)
         moe_pass_taken(p, p->group->grad, c > 0 ? p->group->odd_grad : NULL);
@@ -200,9 +218,19 @@ epo_status moe_layer_backward(epo_layer *layer, epo_saved *saved, const void *dy
     }
     if (chained)
         moe_pass_taken(&p, g->grad, NULL);
+    /* What came back is summed beside the weight gradients, which lend it SMs. */
+    const bool beside = p.chained && moe_pass_in_place(&p) && !p.tail && !plan->buffer->replays &&
+                        !moe_saved_again(layer) && moe_group_reaches(g, plan->buffer->scope);
+    if (beside) {
+        p.sums_beside = w->lends = true;
+        w->lent = g->returned;
+        moe_pass_sum(&p, dx, dweights);
+    }
     moe_saved_restore(&p, layer, saved, w);
     moe_backward_wgrad(&p, layer, w);
-    moe_pass_finish(&p, dx, dweights);
+    if (!beside)
+        moe_pass_sum(&p, dx, dweights);
+    moe_pass_summed(&p);
     moe_pass_let_go(&p, g->fill_done);
     epo_status status = moe_pass_end(&p);
     moe_pool_put(g, &out);

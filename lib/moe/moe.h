@@ -280,9 +280,10 @@ struct epo_plan {
     moe_lane dispatch, combine;
     const int32_t *token; /* flex: [sent], whose row each is */
     uint64_t sent;
-    const int32_t *expand; /* [rows]: row of the dispatch slot, or -1 */
-    const int32_t *pad;    /* [rows]: i or -1 */
-    float *weight;         /* [rows] */
+    const int32_t *expand;                     /* [rows]: row of the dispatch slot, or -1 */
+    const int32_t *pad;                        /* [rows]: i or -1 */
+    float *weight;                             /* [rows] */
+    const int32_t *returns_first, *returns_to; /* alltoall on the device: epo_route_returns */
     /* Rows that go back: flex sums a token's rows here first. */
     uint64_t back_rows;
     const int32_t *back;  /* [back_rows][K], NULL: expert-major rows go back */
@@ -388,6 +389,7 @@ typedef struct moe_pass {
     bool sums_beside;     /* the sum over what came back is made beside them, too */
     bool spread;          /* flex in a chain: rows are expanded beside it, go back behind it */
     bool chained;         /* part[chunk] tells of the chunk's rows, not `rows` */
+    bool direct;          /* ... and the chain itself stores what goes back at its peers' */
     moe_block wire;       /* what dispatch sends, as it travels */
     moe_block wire_again; /* ... a second time */
 } moe_pass;
@@ -423,23 +425,22 @@ int moe_pass_first_expert(const moe_pass *p, int chunk);   /* likewise */
 void moe_pass_get(moe_pass *p, uint64_t count, uint64_t size, moe_block *out);
 /* Sends the rows of src[T][H]. */
 void moe_pass_dispatch(moe_pass *p, const void *src);
-/* Chunk's arrived rows to their expert-major place in dst; the last one gives the
- * slot back. */
+/* Arrived rows to their expert-major place in dst; the last chunk gives the slot back. */
 void moe_pass_expand(moe_pass *p, int chunk, void *dst);
 /* Do rows arrive at their expert-major place, so that GEMMs read them there? */
 bool moe_pass_in_place(const moe_pass *p);
 /* Expert-major rows for the chunk's first GEMM, which waits for *ready (if nwait is
- * raised).  In place: the window's, and a copy of them goes to dst unless it is NULL;
- * else dst, expanded. */
+ * raised).  In place: the window's, copied to dst unless it is NULL; else dst, expanded. */
 const void *moe_pass_take(moe_pass *p, int chunk, void *dst, epo_deps *deps);
-/* In place: the rows for all chunks' GEMMs in one operation; arrival[chunk] tells when
- * the chunk's are there. */
+/* In place: the rows for all chunks in one operation, and when each chunk's are there. */
 const void *moe_pass_take_all(moe_pass *p, epo_ready *arrival);
-/* flex, for a chain: all chunks' rows to dst, the first one's before it, the others' beside
- * it. */
+/* flex, for a chain: all rows to dst, the first chunk's before it, the others' beside it. */
 void moe_pass_spread(moe_pass *p, void *dst, epo_ready *arrival);
 /* In place: the copy that moe_pass_take makes; behind `after`, if not NULL. */
 void moe_pass_keep(moe_pass *p, void *dst, epo_event *after);
+/* In place, where the product that reads the rows can keep them, too: it will, and NULL is
+ * returned; else dst, for moe_pass_take. */
+void *moe_product_keeps(const moe_pass *p, const epo_layer *l, epo_gemm *shape, void *dst);
 /* In place: after `used`, and `odd`, if not NULL, the slot is given back. */
 void moe_pass_taken(moe_pass *p, epo_event *used, epo_event *odd);
 /* p->holds: after `read` the slot is given back. */
@@ -449,7 +450,11 @@ epo_queue *moe_pass_lane(const moe_pass *p, int chunk);
 /* Chunk's rows, and row_weight[rows] if not NULL, on their way back; call it for
  * chunks in order. */
 void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_weight);
-/* y[T][H], and slot_weight[T][K] if not NULL, from what came back. */
+void moe_chain_returned(moe_pass *p, const void *rows, const float *row_weight);
+/* y[T][H], and slot_weight[T][K] if not NULL, from what came back; moe_pass_sum: with
+ * p->sums_beside, weight gradients may be issued before moe_pass_summed. */
+void moe_pass_sum(moe_pass *p, void *y, float *slot_weight);
+void moe_pass_summed(moe_pass *p);
 void moe_pass_finish(moe_pass *p, void *y, float *slot_weight);
 /* Waits for the outputs (host); frees; on failure ends the group's work. */
 epo_status moe_pass_end(moe_pass *p);
@@ -564,6 +569,7 @@ struct moe_wgrad {
     moe_block dy, a, dh, x;
     const void *dy_rows; /* dy's, or where the rows arrived */
     bool lends;          /* the first product leaves SMs to a way back */
+    epo_event *lent;     /* ... until this, or NULL: to its end */
     moe_own *own;        /* calls of the caller's experts; own_last: the one for this */
     int own_last;
     int gemms, counted; /* all, and those that the figures hold */

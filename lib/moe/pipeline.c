@@ -549,7 +549,11 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
         sum_back(p, chunk, rows, row_weight);
     p->own = rows;
     p->own_weight = row_weight;
-    if (p->status != EPO_OK)
+    if (p->status == EPO_OK && (chunk == 0 || whole))
+        g->stats.padding_bytes += flex ? 0 : p->plan->padding.back * b->row_bytes;
+    if (p->status == EPO_OK && p->direct && last)
+        moe_chain_returned(p, rows, row_weight);
+    if (p->status != EPO_OK || p->direct)
         return;
     moe_cargo c = {.rows = flex && !sums ? p->back.ptr : rows,
                    .back = sums ? p->plan->back : NULL,
@@ -579,7 +583,6 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
     if (!g->overlap)
         moe_deps_wait(&deps, epo_ready_event(g->fill_done));
     if (chunk == 0 || whole) {
-        g->stats.padding_bytes += flex ? 0 : p->plan->padding.back * b->row_bytes;
         moe_slot_next(b, slot);
         moe_deps_wait(&deps, moe_buffer_flag(b, slot->credit, slot->use - 1, "combine slot", -1));
     }
@@ -594,6 +597,11 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
 }
 
 void moe_pass_finish(moe_pass *p, void *y, float *slot_weight) {
+    moe_pass_sum(p, y, slot_weight);
+    moe_pass_summed(p);
+}
+
+void moe_pass_sum(moe_pass *p, void *y, float *slot_weight) {
     epo_group *g = p->group;
     const epo_plan *plan = p->plan;
     const epo_buffer *b = p->buffer;
@@ -641,9 +649,13 @@ void moe_pass_finish(moe_pass *p, void *y, float *slot_weight) {
         p->status = g->ops->gather(queue, &gather, &gather_deps);
     }
     give_credit(p, slot, end, NULL, NULL);
+}
+
+void moe_pass_summed(moe_pass *p) {
+    epo_group *g = p->group;
     if (p->sums_beside && p->status == EPO_OK) { /* behind the weight gradients */
         epo_deps then = moe_deps("returned", EPO_INTERVAL_LOCAL, -1);
-        moe_deps_wait(&then, epo_ready_event(end));
+        moe_deps_wait(&then, epo_ready_event(g->returned));
         then.signal = p->done;
         p->status = g->ops->zero(g->compute, NULL, 0, &then);
     }

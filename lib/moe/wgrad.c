@@ -64,6 +64,7 @@ static epo_status issue_gemms(moe_wgrad *w, int first, int count, const epo_read
                      .row_count = w->plan->op_count,
                      .beside = g->overlap,
                      .lends = w->lends,
+                     .lent = w->lent,
                      .first = first,
                      .count = count,
                      .cpu_first = w->plan->first,
@@ -83,6 +84,7 @@ static epo_status issue_gemms(moe_wgrad *w, int first, int count, const epo_read
     if (status != EPO_OK)
         return status;
     gemm.lends = false; /* the sums are through by then */
+    gemm.lent = NULL;
     gemm.a = w->dh.ptr;
     gemm.b = w->x.ptr;
     gemm.c = c->dw1;

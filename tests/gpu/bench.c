@@ -251,10 +251,14 @@ static bool pass_pair(bench_rank *b, int a) {
            bench_must(bench.engine->group_wgrad_flush(o->group, b->stream), "flush");
 }
 
-/* What the queues do in one forward and backward; at least, how many chunks. */
+/* What the queues do in one forward and backward, and in how many chunks. */
 static bool arm_record(bench_rank *b, int a) {
     const epo_interval *list = NULL;
+    epo_plan_info info = {.size = sizeof info};
     uint64_t count = 0, dropped = 0;
+    if (!bench_must(bench.engine->plan_query(b->arm[a].plan, &info), "plan"))
+        return false;
+    bench.chosen[a] = info.chunks;
     if (!bench_must(bench.engine->record_start(b->arm[a].group, 4096), "record"))
         return false;
     pthread_barrier_wait(&bench.together);
@@ -264,8 +268,6 @@ static bool arm_record(bench_rank *b, int a) {
     if (!bench_must(bench.engine->record_stop(b->arm[a].group, &list, &count, &dropped), "record"))
         return false;
     for (uint64_t i = 0; i < count && b->rank == 0; i++) {
-        if (list[i].chunk >= bench.chosen[a])
-            bench.chosen[a] = list[i].chunk + 1;
         if (bench.timeline)
             printf("time\t%s\t%s\t%d\t%.1f\t%.1f\n", bench.arm[a].name, list[i].name, list[i].chunk,
                    1e-3 * (double)(list[i].start_ns - list[0].start_ns),

@@ -151,21 +151,32 @@ static epo_status way_choose(epo_backend *be) {
                             : status;
 }
 
-static epo_status sums_choose(epo_backend *be) {
-    const char *wish = getenv("EP_OVERLAP_CUDA_SUMS");
+/* A switch that is on unless its variable says 0; *asked: it says 1. */
+static epo_status switch_read(const char *name, bool *on, bool *asked) {
+    const char *wish = getenv(name);
     if (wish != NULL && wish[0] != '\0' && strcmp(wish, "0") != 0 && strcmp(wish, "1") != 0)
-        return epo_fail(EPO_E_ARG, "EP_OVERLAP_CUDA_SUMS: found '%s', allowed 0, 1", wish);
-    be->sums = be->bulk && (wish == NULL || strcmp(wish, "0") != 0);
+        return epo_fail(EPO_E_ARG, "%s: found '%s', allowed 0, 1", name, wish);
+    *on = wish == NULL || strcmp(wish, "0") != 0;
+    *asked = wish != NULL && strcmp(wish, "1") == 0;
     return EPO_OK;
 }
 
+static epo_status sums_choose(epo_backend *be) {
+    bool asked;
+    epo_status status = switch_read("EP_OVERLAP_CUDA_SUMS", &be->sums, &asked);
+    be->sums = be->sums && be->bulk;
+    return status;
+}
+
 static epo_status gemm_choose(epo_backend *be) {
-    const char *chain = getenv("EP_OVERLAP_CUDA_CHAIN");
-    if (chain != NULL && chain[0] != '\0' && strcmp(chain, "0") != 0 && strcmp(chain, "1") != 0)
-        return epo_fail(EPO_E_ARG, "EP_OVERLAP_CUDA_CHAIN: found '%s', allowed 0, 1", chain);
-    be->chains = chain == NULL || strcmp(chain, "0") != 0;
-    be->chains_asked = chain != NULL && strcmp(chain, "1") == 0;
-    epo_status status = gpu_gemm_choose(be);
+    bool asked;
+    epo_status status = switch_read("EP_OVERLAP_CUDA_CHAIN", &be->chains, &be->chains_asked);
+    if (status == EPO_OK)
+        status = switch_read("EP_OVERLAP_CUDA_DIRECT", &be->direct, &asked);
+    if (status == EPO_OK)
+        status = switch_read("EP_OVERLAP_CUDA_KEEP", &be->keeps, &asked);
+    if (status == EPO_OK)
+        status = gpu_gemm_choose(be);
     return status == EPO_OK ? sms_read(be, "EP_OVERLAP_CUDA_SMS", 2, 0, &be->gemm_sms) : status;
 }
 
@@ -423,6 +434,7 @@ static const epo_backend_ops ops = {
     .reduce = op_reduce,
     .gemm = gpu_gemm,
     .gemm_drops_h = gpu_gemm_drops_h,
+    .gemm_keeps = gpu_gemm_keeps,
     .swiglu = op_swiglu,
     .chain_covers = gpu_chain_covers,
     .chain = gpu_chain_op,

@@ -157,6 +157,36 @@ static epo_gg_chain chain_shape(const epo_chain *c) {
     return gg;
 }
 
+/* Where peers' rows go, and whom to tell, the epoch apart. */
+static epo_gg_direct direct_shape(const epo_backend *be, const epo_chain *c) {
+    const epo_chain_direct *d = c->direct;
+    epo_gg_direct gg = {.ranks = be->ranks, .own = be->rank, .first = d->first, .to = d->to};
+    const uint64_t row_bytes =
+        (uint64_t)(c->second.kind == EPO_GEMM_FORWARD ? c->second.n : c->second.k) * 2;
+    gg.rows = (d->window->bytes - d->rows) / row_bytes;
+    for (int r = 0; r < be->ranks; r++) {
+        gg.base[r] = d->window->peer[r] + d->rows;
+        gg.dweight[r] = (float *)(void *)(d->window->peer[r] + d->dweights);
+    }
+    return gg;
+}
+
+static epo_status direct_tells(epo_queue *q, const epo_chain *c, epo_gg_chain *gg,
+                               const char *phase) {
+    const epo_chain_direct *d = c->direct;
+    gpu_raise raise;
+    if (d == NULL)
+        return EPO_OK;
+    const epo_exchange x = {.window = d->window, .flag_offset = d->flag_offset, .epoch = d->epoch};
+    epo_status status = gpu_flag_raise(q, &x, phase, &raise);
+    if (status != EPO_OK)
+        return status;
+    gg->direct.words = raise.words + raise.part[0].word;
+    gg->direct.step = raise.rank_step;
+    gg->direct.value = raise.epoch;
+    return EPO_OK;
+}
+
 /* Each rank judges for itself: what peers see of a pass is the same either way. */
 static void chains_judge(epo_backend *be) {
     gpu_words *w = be->words;
@@ -179,6 +209,9 @@ static void chains_judge(epo_backend *be) {
 bool gpu_chain_covers(epo_backend *be, const epo_chain *c) {
     if (!be->grouped || !be->chains || be->words == NULL || c->parts < 1 ||
         c->parts > EPO_CHAIN_PARTS || c->first.act == NULL || c->first.kind == EPO_GEMM_WGRAD)
+        return false;
+    if (c->direct != NULL &&
+        (!be->direct || !be->one_sided || be->info.nodes > 1 || be->ranks > EPO_GG_RANKS))
         return false;
     epo_gg_chain gg = chain_shape(c);
     return epo_gg_chain_covers(&gg) != 0;
@@ -296,6 +329,8 @@ static epo_status chain_begin(epo_queue *q, const epo_chain *c, epo_gg_chain *gg
                               const char *phase) {
     epo_status status = parts_done(q, c, gg);
     if (status == EPO_OK)
+        status = direct_tells(q, c, gg, phase);
+    if (status == EPO_OK)
         status = gpu_workspace_hold(q, epo_gg_chain_workspace(gg));
     gg->workspace = q->workspace;
     gg->workspace_bytes = q->workspace_bytes;
@@ -344,6 +379,28 @@ static epo_status chain_join(epo_queue *q, const epo_chain *c, epo_gg_chain *gg,
     return EPO_OK;
 }
 
+epo_status gpu_side_run(epo_queue *q, epo_gg *gg, const epo_event *until, const char *phase) {
+    epo_backend *be = q->be;
+    gpu_chain *side = q->chain;
+    if (side == NULL || until->capture != 0)
+        return epo_gg_launch(gg, q->stream);
+    epo_status status = epo_gg_prepare(gg, q->stream);
+    if (status != EPO_OK)
+        return status;
+    GPU_TRY(be, phase, cudaEventRecord(side->prepared, q->stream));
+    status = epo_gg_run(gg, q->stream);
+    GPU_TRY(be, phase, cudaStreamWaitEvent(side->stream, side->prepared, 0));
+    GPU_TRY(be, phase, cudaStreamWaitEvent(side->stream, until->cuda, 0));
+    gg->sms = be->sms - gg->sms;
+    if (status == EPO_OK)
+        status = epo_gg_run(gg, side->stream);
+    if (status != EPO_OK)
+        return status;
+    GPU_TRY(be, phase, cudaEventRecord(side->joined, side->stream));
+    GPU_TRY(be, phase, cudaStreamWaitEvent(q->stream, side->joined, 0));
+    return EPO_OK;
+}
+
 /* Do all exchanges go by SMs of our own and copy engines? */
 static bool no_pairs(const epo_backend *be) { return be->one_sided && be->info.nodes <= 1; }
 
@@ -385,6 +442,8 @@ static epo_status chain_run(epo_queue *q, const epo_chain *c, epo_gg_chain *gg, 
 epo_status gpu_chain_op(epo_queue *q, const epo_chain *c, const epo_deps *deps) {
     epo_gg_chain gg = chain_shape(c);
     epo_status status;
+    if (c->direct != NULL)
+        gg.direct = direct_shape(q->be, c);
     if (!gpu_op_begin(q, deps, &status))
         return status == EPO_OK ? parts_signal(q, c, &gg, false, deps->name) : status;
     status = chain_begin(q, c, &gg, deps->name);

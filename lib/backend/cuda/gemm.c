@@ -89,6 +89,7 @@ epo_gg gpu_gemm_shape(const epo_gemm *g) {
     gg.a = g->a;
     gg.b = g->b;
     gg.c = g->c;
+    gg.keep = g->keep;
     return gg;
 }
 
@@ -119,7 +120,8 @@ void gpu_workspace_free(epo_queue *q) {
     q->workspace_bytes = 0;
 }
 
-static epo_status grouped_run(epo_queue *q, epo_gg *gg, int lent, const char *phase) {
+static epo_status grouped_run(epo_queue *q, epo_gg *gg, int lent, const epo_event *until,
+                              const char *phase) {
     const uint64_t need = epo_gg_workspace(gg);
     epo_status status = gpu_workspace_hold(q, need);
     gg->workspace = q->workspace;
@@ -127,7 +129,9 @@ static epo_status grouped_run(epo_queue *q, epo_gg *gg, int lent, const char *ph
     gg->sms = q->be->gemm_sms;
     if (gg->sms == 0 && lent > 0 && q->be->sms > 2 * lent)
         gg->sms = q->be->sms - lent;
-    if (status == EPO_OK)
+    if (status == EPO_OK && until != NULL && gg->sms > 0 && q->be->gemm_sms == 0)
+        status = gpu_side_run(q, gg, until, phase);
+    else if (status == EPO_OK)
         status = epo_gg_launch(gg, q->stream);
     if (status != EPO_OK) {
         char text[EPO_ERROR_MAX / 2];
@@ -165,6 +169,12 @@ bool gpu_gemm_drops_h(epo_backend *be, const epo_gemm *g) {
     return be->grouped && epo_gg_path_of(&gg) == EPO_GG_SM90;
 }
 
+/* So does that for rows that it loads. */
+bool gpu_gemm_keeps(epo_backend *be, const epo_gemm *g) {
+    const epo_gg gg = gpu_gemm_shape(g);
+    return be->grouped && be->keeps && epo_gg_path_of(&gg) == EPO_GG_SM90;
+}
+
 epo_status gpu_gemm(epo_queue *q, const epo_gemm *g, const epo_deps *deps) {
     const uint64_t *first = g->cpu_first != NULL ? g->cpu_first : g->row_first;
     const uint64_t *count = g->cpu_count != NULL ? g->cpu_count : g->row_count;
@@ -187,7 +197,7 @@ epo_status gpu_gemm(epo_queue *q, const epo_gemm *g, const epo_deps *deps) {
             return epo_fail(EPO_E_STATE,
                             "rank %d: %s: no room for h, which a library's products make",
                             q->be->rank, deps->name);
-        status = own ? grouped_run(q, &gg, lent, deps->name)
+        status = own ? grouped_run(q, &gg, lent, g->lent, deps->name)
                      : gpu_blas_gemm(q, g, first, count, deps->name);
         if (status == EPO_OK && g->act != NULL && !(own && fuse))
             status = act_after(q, g, first, count, deps->name);

@@ -142,6 +142,8 @@ struct epo_backend {
     bool one_sided;    /* ranks of a node write each other's memory */
     bool chains;       /* both products of the experts in one launch where it fits */
     bool chains_asked; /* whatever comes of it */
+    bool keeps;        /* products keep rows that weight gradients read later */
+    bool direct;       /* chains store peers' rows at the peers' */
     gpu_gemm_way gemm_way;
     bool grouped;         /* our sm_90 GEMM kernels where they fit */
     int lend_sms;         /* that GEMMs leave to exchanges beside them */
@@ -393,6 +395,8 @@ void gpu_staging_free(epo_queue *q);
 /* ---- chain.c ---- */
 /* What a chain of this queue needs, made before anything waits for anything. */
 epo_status gpu_chain_open(epo_queue *q);
+/* A product on gg->sms SMs, and on the others behind `until`. */
+epo_status gpu_side_run(epo_queue *q, epo_gg *gg, const epo_event *until, const char *phase);
 bool gpu_chain_covers(epo_backend *be, const epo_chain *c);
 epo_status gpu_chain_op(epo_queue *q, const epo_chain *c, const epo_deps *deps);
 void gpu_chain_free(epo_queue *q);
@@ -413,6 +417,7 @@ void gpu_gemm_act(epo_gg *gg, const epo_swiglu *act);
 epo_status gpu_workspace_hold(epo_queue *q, uint64_t bytes);
 epo_status gpu_gemm(epo_queue *q, const epo_gemm *g, const epo_deps *deps);
 bool gpu_gemm_drops_h(epo_backend *be, const epo_gemm *g);
+bool gpu_gemm_keeps(epo_backend *be, const epo_gemm *g);
 void gpu_workspace_free(epo_queue *q);
 /* first, count: the experts' rows, for the CPU. */
 epo_status gpu_blas_gemm(epo_queue *q, const epo_gemm *g, const uint64_t *first,
