@@ -96,7 +96,8 @@ class Group:
 
     def stream(self) -> Optional[int]:
         """torch's current stream, as the library takes it."""
-        return torch.cuda.current_stream(self.device).cuda_stream if self.engine == "cuda" else None
+        # (torch.cuda.current_stream makes an object each time, 8 us of the CPU)
+        return torch._C._cuda_getCurrentRawStream(self.device.index) if self.engine == "cuda" else None
 
     def buffer(self, **shape: Any) -> "Buffer":
         """See Buffer. [collective]"""

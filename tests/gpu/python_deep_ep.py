@@ -256,7 +256,7 @@ def rank_main():
     import torch
     import torch.distributed as dist
 
-    from deep_ep import Buffer, HybridEPBuffer
+    from deep_ep import Buffer, Config, HybridEPBuffer
 
     rank = int(os.environ["RANK"])
     device = torch.device("cpu")
@@ -265,6 +265,7 @@ def rank_main():
         device = torch.device("cuda", torch.cuda.current_device())
     dist.init_process_group("gloo")
     hint = Buffer.get_dispatch_config(R).get_nvl_buffer_size_hint(2 * H, R)
+    assert Config(24, 8, 256).get_rdma_buffer_size_hint(2 * H, R) == hint
     buffer = Buffer(dist.group.WORLD, hint, 0)
     Buffer.set_num_sms(24)
     for turn in (0, 1, 1, 0):  # more tokens the second time than the windows were made for

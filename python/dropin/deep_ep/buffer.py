@@ -16,12 +16,16 @@ from ep_overlap import ops
 
 from . import pack
 from .low_latency import LowLatency
-from .utils import EventHandle, EventOverlap
+from .utils import EventHandle, EventOverlap, current_stream
 from .windows import Windows
 
 
 class Config:
-    """Windows are made to measure at the first use, so sizes asked for in advance are 0."""
+    """Windows are made to measure at the first use, so sizes asked for in advance are 0, and what DeepEP is tuned by
+    has no effect."""
+
+    def __init__(self, num_sms: int = 20, *_: int, **__: int) -> None:
+        self.num_sms = num_sms
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         return 0
@@ -53,14 +57,17 @@ def on_stream(comm: Optional[torch.cuda.Stream], inputs: Tuple[Optional[torch.Te
     GPU) it runs at once."""
     if comm is None:
         return work(), EventOverlap(EventHandle() if asynchronous else None)
-    current = torch.cuda.current_stream()
+    current = current_stream()
     if previous is not None and previous.event is not None and previous.event._event is not None:
         comm.wait_event(previous.event._event)
     else:
         comm.wait_stream(current)
-    with torch.cuda.stream(comm):
+    torch.cuda.set_stream(comm)  # (torch.cuda.stream does the same and takes 15 us more)
+    try:
         out = work()
         event = EventHandle()
+    finally:
+        torch.cuda.set_stream(current)
     for tensor in inputs:
         if tensor is not None:
             tensor.record_stream(comm)
@@ -206,8 +213,8 @@ class Buffer(LowLatency):
         rows, restore = pack.as_rows(x)
         if topk_idx is not None and handle is None and (
                 rows.dtype != torch.bfloat16 or num_tokens_per_expert is None or topk_idx.dtype != torch.int64):
-            raise ValueError("dispatch: found x of %s, topk_idx of %s and num_tokens_per_expert %s; needed are bfloat16 or "
-                             "FP8 rows, int64, and num_tokens_per_expert beside topk_idx" % (
+            raise ValueError("dispatch: found x of %s, topk_idx of %s and num_tokens_per_expert %s; needed are bfloat16 "
+                             "or FP8 rows, int64, and num_tokens_per_expert beside topk_idx" % (
                                  rows.dtype, topk_idx.dtype, None if num_tokens_per_expert is None else "given"))
         if handle is None and is_token_in_rank is None:
             raise ValueError("dispatch: is_token_in_rank (from get_dispatch_layout) or a handle is needed")
@@ -218,7 +225,8 @@ class Buffer(LowLatency):
             way = handle
             if way is None:
                 assert is_token_in_rank is not None
-                way = Handle(rows.shape[0], self._ranks_of(is_token_in_rank), 0 if topk_idx is None else topk_idx.shape[1])
+                slots = 0 if topk_idx is None else topk_idx.shape[1]
+                way = Handle(rows.shape[0], self._ranks_of(is_token_in_rank), slots)
             if handle is not None or topk_idx is None or num_tokens_per_expert is None:
                 out, index, kept, counts = self._rows(way, rows), None, None, None
             else:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import warnings
 from types import SimpleNamespace
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
@@ -154,7 +154,7 @@ def _kernels() -> Any:
     import triton.language as tl
 
     @triton.jit
-    def layout(index, count, inside, K: tl.constexpr, E, R, LOCAL, KB: tl.constexpr, RB: tl.constexpr):
+    def layout(index, count, inside, E, R, LOCAL, K: tl.constexpr, KB: tl.constexpr, RB: tl.constexpr):
         row = tl.program_id(0).to(tl.int64)
         k, r = tl.arange(0, KB), tl.arange(0, RB)
         e = tl.load(index + row * K + k, k < K, -1)
@@ -241,7 +241,7 @@ def _kernels() -> Any:
         tl.store(out + row * E + e, total, e < E)
 
     def power(n: int) -> int:
-        return triton.next_power_of_2(max(1, n))
+        return 1 << (n - 1).bit_length()
 
     return SimpleNamespace(layout=layout, pack=pack, unpack=unpack, widen=widen, join=join, columns=columns, dense=dense,
                            power=power)
@@ -249,6 +249,26 @@ def _kernels() -> Any:
 
 _made: Any = None
 _usable: Optional[bool] = None
+_compiled: Dict[Any, Any] = {}
+
+
+def _launch(name: str, rows: int, tensors: Tuple[torch.Tensor, ...], numbers: Tuple[Any, ...], warps: int = 4) -> None:
+    """One program a row. Triton looks at every argument of every launch anew, which costs the CPU four times
+    what the launch does; so a kernel that it made for the same numbers and types is launched as it is."""
+    if rows == 0:
+        return
+    key = (name, numbers, tensors[0].device, *[t.dtype for t in tensors])
+    aligned = not any(t.data_ptr() % 16 for t in tensors)  # (it is compiled for that, too)
+    made = _compiled.get(key) if aligned else None
+    if made is not None:
+        try:
+            made[(rows, 1, 1)](*tensors, *numbers)
+            return
+        except TypeError:  # another Triton wants other arguments there
+            _compiled[key] = None
+    made = getattr(_made, name)[(rows,)](*tensors, *numbers, num_warps=warps)
+    if aligned:
+        _compiled.setdefault(key, made)  # (None where it is interpreted)
 
 
 def _triton(x: torch.Tensor, h: int = 8) -> Any:
@@ -287,9 +307,8 @@ def layout(index: torch.Tensor, experts: int, ranks: int) -> Three:
         t, k = index.shape
         count = torch.zeros(experts + ranks, dtype=torch.int32, device=index.device)
         inside = torch.empty(t, ranks, dtype=torch.bool, device=index.device)
-        if t > 0:
-            kernels.layout[(t,)](index, count, inside.view(torch.int8), k, experts, ranks, experts // ranks,
-                                 kernels.power(k), kernels.power(ranks), num_warps=1)
+        _launch("layout", t, (index, count, inside.view(torch.int8)),
+                (experts, ranks, experts // ranks, k, kernels.power(k), kernels.power(ranks)), 1)
         return count[experts:], count[:experts], inside
 
     return _run(fast, lambda: layout_torch(index, experts, ranks), index)
@@ -299,10 +318,8 @@ def pack(x: torch.Tensor, index: torch.Tensor, weights: Optional[torch.Tensor], 
     def fast(kernels: Any) -> Any:
         t, h, k = x.shape[0], x.shape[1], index.shape[1]
         out = torch.empty(t, width, dtype=x.dtype, device=x.device)
-        if t > 0:
-            kernels.pack[(t,)](x.view(torch.int32), index, index if weights is None else weights,
-                               out.view(torch.int32), h // 2, width // 2, k, weights is not None,
-                               kernels.power(h // 2), kernels.power(k))
+        _launch("pack", t, (x.view(torch.int32), index, index if weights is None else weights, out.view(torch.int32)),
+                (h // 2, width // 2, k, weights is not None, kernels.power(h // 2), kernels.power(k)))
         return out
 
     return _run(fast, lambda: pack_torch(x, index, weights, width), x, x.shape[1])
@@ -316,10 +333,9 @@ def unpack(came: torch.Tensor, h: int, k: int, first: int, local: int, weighted:
         weights = torch.empty(n, k, dtype=torch.float32, device=device) if weighted else None
         mine = torch.empty(n, k, dtype=torch.bool, device=device)
         count = torch.zeros(local, dtype=torch.int32, device=device)
-        if n > 0:
-            kernels.unpack[(n,)](came.view(torch.int32), x.view(torch.int32), index, weights if weighted else index,
-                                 mine.view(torch.int8), count, h // 2, came.shape[1] // 2, first, local, k,
-                                 weighted, kernels.power(h // 2), kernels.power(k))
+        _launch("unpack", n, (came.view(torch.int32), x.view(torch.int32), index, index if weights is None else weights,
+                              mine.view(torch.int8), count),
+                (h // 2, came.shape[1] // 2, first, local, k, weighted, kernels.power(h // 2), kernels.power(k)))
         return x, index, weights, mine, count
 
     return _run(fast, lambda: unpack_torch(came, h, k, first, local, weighted), came, h)
@@ -329,9 +345,8 @@ def widen(x: torch.Tensor, weights: torch.Tensor, mine: torch.Tensor, width: int
     def fast(kernels: Any) -> Any:
         n, h, k = x.shape[0], x.shape[1], weights.shape[1]
         out = torch.empty(n, width, dtype=x.dtype, device=x.device)
-        if n > 0:
-            kernels.widen[(n,)](x.view(torch.int32), weights, mine.view(torch.int8), out.view(torch.int32), out, h // 2,
-                                width // 2, k, kernels.power(h // 2), kernels.power(k))
+        _launch("widen", n, (x.view(torch.int32), weights, mine.view(torch.int8), out.view(torch.int32), out),
+                (h // 2, width // 2, k, kernels.power(h // 2), kernels.power(k)))
         return out
 
     return _run(fast, lambda: widen_torch(x, weights, mine, width), x, x.shape[1])
@@ -342,9 +357,8 @@ def join(y: torch.Tensor, h: int, k: int) -> Tuple[torch.Tensor, torch.Tensor]:
         t = y.shape[0]
         out = torch.empty(t, h, dtype=y.dtype, device=y.device)
         weights = torch.empty(t, k, dtype=torch.float32, device=y.device)
-        if t > 0:
-            kernels.join[(t,)](y.view(torch.int32), y, out.view(torch.int32), weights, h // 2, y.shape[1] // 2, k,
-                               kernels.power(h // 2), kernels.power(k))
+        _launch("join", t, (y.view(torch.int32), y, out.view(torch.int32), weights),
+                (h // 2, y.shape[1] // 2, k, kernels.power(h // 2), kernels.power(k)))
         return out, weights
 
     return _run(fast, lambda: join_torch(y, h, k), y, h)
@@ -355,11 +369,10 @@ def columns(routing: torch.Tensor, probs: Optional[torch.Tensor], k: int) -> Col
         t, e = routing.shape
         experts = torch.empty(t, k, dtype=torch.int64, device=routing.device)
         weights = torch.empty(t, k, dtype=torch.float32, device=routing.device) if probs is not None else None
-        if t > 0:
-            routes = routing.view(torch.int8)
-            kernels.columns[(t,)](routes, routes if probs is None else probs, experts,
-                                  experts if weights is None else weights, e, k, weights is not None,
-                                  kernels.power(e), kernels.power(k), num_warps=1)
+        routes = routing.view(torch.int8)
+        _launch("columns", t, (routes, routes if probs is None else probs, experts,
+                               experts if weights is None else weights),
+                (e, k, weights is not None, kernels.power(e), kernels.power(k)), 1)
         return experts, weights
 
     return _run(fast, lambda: columns_torch(routing, probs, k), routing)
@@ -369,8 +382,7 @@ def dense(experts: torch.Tensor, by_slot: torch.Tensor, count: int) -> torch.Ten
     def fast(kernels: Any) -> Any:
         t, k = experts.shape
         out = torch.empty(t, count, dtype=torch.float32, device=experts.device)
-        if t > 0:
-            kernels.dense[(t,)](experts, by_slot, out, count, k, kernels.power(count), kernels.power(k), num_warps=1)
+        _launch("dense", t, (experts, by_slot, out), (count, k, kernels.power(count), kernels.power(k)), 1)
         return out
 
     return _run(fast, lambda: dense_torch(experts, by_slot, count), experts)

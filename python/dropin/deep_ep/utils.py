@@ -2,9 +2,20 @@
 """Events as DeepEP names them."""
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import torch
+
+
+_streams: Dict[Tuple[int, int, int], torch.cuda.Stream] = {}
+
+
+def current_stream() -> torch.cuda.Stream:
+    """torch.cuda.current_stream(), which makes an object each time: that takes longer than what it is used for."""
+    key = torch._C._cuda_getCurrentStream(torch.cuda.current_device())
+    if key not in _streams:
+        _streams[key] = torch.cuda.current_stream()
+    return _streams[key]
 
 
 class EventHandle:
@@ -14,16 +25,16 @@ class EventHandle:
         self._event: Optional[torch.cuda.Event] = None
         self._stream: Optional[torch.cuda.Stream] = None
         if torch.cuda.is_initialized():
-            self._event, self._stream = torch.cuda.Event(), torch.cuda.current_stream()
+            self._event, self._stream = torch.cuda.Event(), current_stream()
             self._event.record(self._stream)
 
     def current_stream_wait(self) -> None:
         if self._event is not None:
-            torch.cuda.current_stream().wait_event(self._event)
+            current_stream().wait_event(self._event)
 
     def wait_elsewhere(self) -> None:
         """current_stream_wait, unless it is the current stream's own."""
-        if self._event is not None and self._stream != torch.cuda.current_stream():
+        if self._event is not None and self._stream != current_stream():
             self.current_stream_wait()
 
 
