@@ -5,6 +5,8 @@
  */
 #include "flex_side.h"
 
+enum { SHAPES = 7 }; /* of the combine's blocks */
+
 typedef struct host_maps {
     int32_t *copy, *token, *meta_expert, *meta_slot, *sum, *weight;
     uint32_t first_of[2 * RANKS], last_of[2 * RANKS];
@@ -74,48 +76,24 @@ static int sender_wrong(const side *s, const host_maps *m) {
     return wrong;
 }
 
-/* What came against the senders' tokens; sums against fp64.  Returns wrong rows, and the
- * relative error of y. */
-static int receiver_wrong(const side *s, const host_maps *all, const epo_route_shape *rs,
-                          bool rows_too, double *error) {
-    const shape *sh = s->sh;
-    const int local = sh->experts / sh->ranks, r = sh->ranks, k = sh->top_k;
-    const uint64_t h = (uint64_t)sh->hidden, row = s->f.row_bytes;
-    uint32_t *counts = calloc((size_t)r * (size_t)sh->experts, 4);
-    uint64_t first[1024], count[1024], target[1024];
-    for (int q = 0; q < r; q++)
+/* Every rank's rows for every expert: as its peers count them. */
+static uint32_t *counts_of(const host_maps *all, const shape *sh) {
+    uint32_t *counts = calloc((size_t)sh->ranks * (size_t)sh->experts, 4);
+    for (int q = 0; q < sh->ranks; q++)
         memcpy(counts + q * sh->experts, all[q].expert_rows, (size_t)sh->experts * 4);
-    const uint64_t rows = epo_route_layout(rs, counts, s->rank, first, count);
-    char *got = fetch(s->rows, rows * row);
-    float *weight = fetch(s->f.weight, rows * 4);
-    int wrong = 0;
-    for (int q = 0; q < r && rows_too; q++) {
-        const int t = sh->tokens[q];
-        char *x = fetch(sides[q].x, (uint64_t)t * row);
-        epo_route_targets(rs, counts, q, target);
-        for (int i = 0; i < t * k; i++) {
-            const int32_t e = all[q].copy[i];
-            if (e / local != s->rank || e < 0)
-                continue;
-            const uint64_t at = target[e]++;
-            wrong += memcmp(got + at * row, x + (uint64_t)(i / k) * row, row) != 0 ||
-                     weight[at] != sides[q].router[i];
-        }
-        free(x);
-    }
-    for (int e = 0; e < local && rows_too; e++)
-        for (uint64_t i = first[e] + count[e]; i < (e + 1 < local ? first[e + 1] : rows); i++) {
-            wrong += weight[i] != 0.0F;
-            for (uint64_t b = 0; b < row; b++)
-                wrong += got[i * row + b] != 0;
-        }
-    free(weight);
-    free(got);
-    /* y of this rank: over ranks, each rounded, of the sums of their z. */
-    const int t = sh->tokens[s->rank];
+    return counts;
+}
+
+/* y of this rank in fp64: over ranks, of the sums of their z. */
+static double *sums_wanted(const side *s, const host_maps *all, const epo_route_shape *rs) {
+    const shape *sh = s->sh;
+    const int local = sh->experts / sh->ranks, k = sh->top_k, t = sh->tokens[s->rank];
+    const uint64_t h = (uint64_t)sh->hidden;
+    uint64_t target[1024];
+    uint32_t *counts = counts_of(all, sh);
     double *want = calloc((size_t)t * h + 1, sizeof *want), *part = calloc(h, sizeof *part);
-    for (int d = 0; d < r; d++) {
-        char *z = fetch(sides[d].z, most_rows(sh) * row);
+    for (int d = 0; d < sh->ranks; d++) {
+        char *z = fetch(sides[d].z, most_rows(sh) * s->f.row_bytes);
         epo_route_targets(rs, counts, s->rank, target);
         for (int i = 0; i < t; i++) {
             int used = 0;
@@ -135,12 +113,53 @@ static int receiver_wrong(const side *s, const host_maps *all, const epo_route_s
         }
         free(z);
     }
-    void *y = fetch(s->y, (uint64_t)t * row);
-    *error = test_error(y, want, (uint64_t)t * h, sh->type);
-    free(y);
     free(part);
-    free(want);
     free(counts);
+    return want;
+}
+
+/* What came against the senders' tokens; sums against fp64.  Returns wrong rows, and the
+ * relative error of y. */
+static int receiver_wrong(const side *s, const host_maps *all, const epo_route_shape *rs,
+                          double *error) {
+    const shape *sh = s->sh;
+    const int local = sh->experts / sh->ranks, r = sh->ranks, k = sh->top_k;
+    const uint64_t row = s->f.row_bytes;
+    uint32_t *counts = counts_of(all, sh);
+    uint64_t first[1024], count[1024], target[1024];
+    const uint64_t rows = epo_route_layout(rs, counts, s->rank, first, count);
+    char *got = fetch(s->rows, rows * row);
+    float *weight = fetch(s->f.weight, rows * 4);
+    int wrong = 0;
+    for (int q = 0; q < r; q++) {
+        const int t = sh->tokens[q];
+        char *x = fetch(sides[q].x, (uint64_t)t * row);
+        epo_route_targets(rs, counts, q, target);
+        for (int i = 0; i < t * k; i++) {
+            const int32_t e = all[q].copy[i];
+            if (e / local != s->rank || e < 0)
+                continue;
+            const uint64_t at = target[e]++;
+            wrong += memcmp(got + at * row, x + (uint64_t)(i / k) * row, row) != 0 ||
+                     weight[at] != sides[q].router[i];
+        }
+        free(x);
+    }
+    for (int e = 0; e < local; e++)
+        for (uint64_t i = first[e] + count[e]; i < (e + 1 < local ? first[e + 1] : rows); i++) {
+            wrong += weight[i] != 0.0F;
+            for (uint64_t b = 0; b < row; b++)
+                wrong += got[i * row + b] != 0;
+        }
+    free(weight);
+    free(got);
+    free(counts);
+    double *want = sums_wanted(s, all, rs);
+    const uint64_t t = (uint64_t)sh->tokens[s->rank];
+    void *y = fetch(s->y, t * row);
+    *error = test_error(y, want, t * (uint64_t)sh->hidden, sh->type);
+    free(y);
+    free(want);
     return wrong;
 }
 
@@ -150,12 +169,10 @@ static int wire8_wrong(const side *s, const host_maps *all, const epo_route_shap
     const shape *sh = s->sh;
     const int local = sh->experts / sh->ranks, k = sh->top_k;
     const uint64_t h = (uint64_t)sh->hidden;
-    uint32_t *counts = calloc((size_t)sh->ranks * (size_t)sh->experts, 4);
+    uint32_t *counts = counts_of(all, sh);
     uint64_t first[1024], count[1024], target[1024];
     double square = 0, sum = 0;
     int wrong = 0;
-    for (int q = 0; q < sh->ranks; q++)
-        memcpy(counts + q * sh->experts, all[q].expert_rows, (size_t)sh->experts * 4);
     const uint64_t rows = epo_route_layout(rs, counts, s->rank, first, count);
     void *got = fetch(s->rows, rows * s->f.row_bytes);
     for (int q = 0; q < sh->ranks; q++) {
@@ -212,12 +229,75 @@ static void wire8_run(side *s, const host_maps *maps, const epo_route_shape *rs,
     pthread_barrier_wait(&together);
 }
 
+/* Some experts' rows have a NaN or an infinity: it is to be seen where it belongs and
+ * nowhere else. */
+static void strange_make(side *s) {
+    const uint64_t n = most_rows(s->sh) * (uint64_t)s->sh->hidden;
+    char *z = fetch(s->z, n * test_size(s->sh->type));
+    for (uint64_t i = 0; i < n; i += 1 + test_random(s->sh->seed + 300, i) % 4000) {
+        const uint64_t kind = test_random(s->sh->seed + 301, i) % 3;
+        test_store(z, i, s->sh->type, kind == 0 ? NAN : kind == 1 ? INFINITY : -INFINITY);
+    }
+    TEST_CUDA(cudaMemcpy(s->z, z, n * test_size(s->sh->type), cudaMemcpyHostToDevice));
+    free(z);
+}
+
+static void strange_run(side *s, const host_maps *maps, const epo_route_shape *rs, int number) {
+    const epo_dtype type = s->sh->type;
+    const uint64_t n = (uint64_t)s->sh->tokens[s->rank] * (uint64_t)s->sh->hidden;
+    static uint64_t wrong[RANKS], strange[RANKS];
+    static double error[RANKS];
+    double d = 0, w = 0;
+    strange_make(s);
+    TEST_CUDA(cudaMemset(s->y, 0xee, n * test_size(type)));
+    TEST_CUDA(cudaDeviceSynchronize());
+    pthread_barrier_wait(&together);
+    s->f.epoch = SHAPES + 1; /* behind shapes_differ's */
+    issue(s, COMBINE);
+    TEST_CUDA(cudaStreamSynchronize(s->stream));
+    pthread_barrier_wait(&together);
+    double *want = sums_wanted(s, maps, rs);
+    void *y = fetch(s->y, n * test_size(type));
+    wrong[s->rank] = strange[s->rank] = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        const double got = test_load(y, i, type);
+        strange[s->rank] += !isfinite(want[i]);
+        if (isnan(want[i]) || isnan(got)) {
+            wrong[s->rank] += isnan(want[i]) != isnan(got);
+        } else if (isinf(want[i]) || isinf(got)) {
+            wrong[s->rank] += want[i] != got; /* of the same sign */
+        } else {
+            d += (got - want[i]) * (got - want[i]);
+            w += want[i] * want[i];
+        }
+    }
+    error[s->rank] = w > 0 ? sqrt(d / w) : sqrt(d);
+    free(y);
+    free(want);
+    pthread_barrier_wait(&together);
+    if (s->rank == 0) {
+        char name[64], text[120];
+        uint64_t bad = 0, all = 0;
+        double worst = 0;
+        for (int r = 0; r < s->sh->ranks; r++) {
+            bad += wrong[r] + (sides[r].late[0] != 0);
+            all += strange[r];
+            worst = fmax(worst, error[r]);
+        }
+        snprintf(name, sizeof name, "flex %d strange", number);
+        snprintf(text, sizeof text, "%s: %llu NaN or infinite, %llu wrong, the others %.2e",
+                 test_type(type), (unsigned long long)all, (unsigned long long)bad, worst);
+        test_result(name, bad == 0 && worst <= test_limit(type), text);
+    }
+    pthread_barrier_wait(&together);
+}
+
 /* The same sums by blocks of other shapes: bit for bit. */
 static int shapes_differ(side *s) {
     const uint64_t bytes = (uint64_t)s->sh->tokens[s->rank] * s->f.row_bytes;
     void *first = fetch(s->y, bytes);
     int differ = 0;
-    for (int i = 1; i <= 6; i++) {
+    for (int i = 1; i < SHAPES; i++) {
         TEST_CUDA(cudaMemset(s->y, 0xff, bytes));
         TEST_CUDA(cudaDeviceSynchronize());
         pthread_barrier_wait(&together);
@@ -257,7 +337,7 @@ void case_run(side *s, int number) {
     TEST_CUDA(gpu_flex_combine(s->stream, &s->f, s->z, s->y));
     TEST_CUDA(cudaStreamSynchronize(s->stream));
     pthread_barrier_wait(&together);
-    wrong[s->rank][1] = receiver_wrong(s, maps, &rs, true, &error[s->rank]);
+    wrong[s->rank][1] = receiver_wrong(s, maps, &rs, &error[s->rank]);
     wrong[s->rank][1] += shapes_differ(s);
     pthread_barrier_wait(&together);
     /* Own rows read from x, then all in one pass. */
@@ -275,7 +355,7 @@ void case_run(side *s, int number) {
         pthread_barrier_wait(&together);
         if (way == 0)
             wrong[s->rank][2] = 0;
-        wrong[s->rank][2] += receiver_wrong(s, maps, &rs, true, &e);
+        wrong[s->rank][2] += receiver_wrong(s, maps, &rs, &e);
         pthread_barrier_wait(&together);
     }
     if (s->rank == 0) {
@@ -298,6 +378,7 @@ void case_run(side *s, int number) {
     pthread_barrier_wait(&together);
     if (sh->hidden % 128 == 0)
         wire8_run(s, maps, &rs, number);
+    strange_run(s, maps, &rs, number);
     maps_free(&maps[s->rank]);
 }
 
@@ -335,12 +416,12 @@ void repeat_run(side *s) {
     }
 }
 
-void late_run(side *s) {
-    prepare(s);
-    s->f.limit_ns = UINT64_C(300000000);
-    s->f.epoch = 2;
+/* The last rank does not come: the others name it. */
+static void late_step(side *s, step what, uint64_t epoch, unsigned phase, const char *name) {
+    s->late[0] = s->late[1] = 0;
+    s->f.epoch = epoch;
     if (s->rank != s->sh->ranks - 1) {
-        issue(s, DISPATCH);
+        issue(s, what);
         TEST_CUDA(cudaStreamSynchronize(s->stream));
     }
     pthread_barrier_wait(&together);
@@ -348,7 +429,14 @@ void late_run(side *s) {
         char text[80];
         snprintf(text, sizeof text, "rank %d stopped: rank %d named, phase %u", s->sh->ranks - 1,
                  (int)s->late[0] - 1, s->late[1]);
-        test_result("flex late",
-                    (int)s->late[0] == s->sh->ranks && s->late[1] == GPU_FLEX_LATE_ROWS, text);
+        test_result(name, (int)s->late[0] == s->sh->ranks && s->late[1] == phase, text);
     }
+    pthread_barrier_wait(&together);
+}
+
+void late_run(side *s) {
+    prepare(s);
+    s->f.limit_ns = UINT64_C(300000000);
+    late_step(s, DISPATCH, 2, GPU_FLEX_LATE_ROWS, "flex late");
+    late_step(s, COMBINE, 1, GPU_FLEX_LATE_BACK, "flex late, combine");
 }
