@@ -55,7 +55,7 @@
 
 /* The interposer's least message, in bytes (k, m, g). */
 #define EPO_ENV_INTERPOSE_LEAST "EP_OVERLAP_INTERPOSE_LEAST"
-/* Microseconds for which a rank waits for another's CPU before a message is NCCL's. */
+/* Microseconds for which a rank waits for another's CPU at most before a message is NCCL's. */
 #define EPO_ENV_INTERPOSE_WAIT "EP_OVERLAP_INTERPOSE_WAIT"
 /* 0: ncclAlltoAll is left to NCCL, only messages of ncclSend and ncclRecv are carried. */
 #define EPO_ENV_INTERPOSE_ALLTOALL "EP_OVERLAP_INTERPOSE_ALLTOALL"

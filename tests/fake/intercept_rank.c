@@ -275,7 +275,7 @@ static void mismatch(ncclComm_t c, cudaStream_t s, uint64_t count) {
 static void late(ncclComm_t c, cudaStream_t s, uint64_t count) {
     for (uint64_t call = 0; call < count; call++) {
         if (rank == 0 && call % 3 == 2)
-            usleep(5000);
+            usleep(30000);
         exchange(c, s, call);
     }
 }

@@ -219,12 +219,29 @@ static void test_messages(void) {
     CU_ASSERT_TRUE(agreed > 100 && agreed < MESSAGES);
 }
 
+/* Halves with each that is late and comes back, and never leaves its bounds. */
+static void test_patience(void) {
+    double now = 10;
+    for (int i = 0; i < 3; i++)
+        now = agree_patience(now, 10, true);
+    CU_ASSERT_EQUAL(now, 1.25);
+    for (int i = 0; i < 9; i++)
+        now = agree_patience(now, 10, true);
+    CU_ASSERT_EQUAL(now, 1);
+    now = agree_patience(now, 10, false);
+    CU_ASSERT_EQUAL(now, 2);
+    for (int i = 0; i < 9; i++)
+        now = agree_patience(now, 10, false);
+    CU_ASSERT_EQUAL(now, 10);
+}
+
 int main(void) {
     const CU_TestInfo tests[] = {
         {"both ends hear one verdict", test_verdicts},
         {"strangers' files are refused", test_strangers},
         {"more ranks than there is room for", test_too_many},
         {"both ends of a message say the same", test_messages},
+        {"patience", test_patience},
         CU_TEST_INFO_NULL,
     };
     return unit_run("interposer: agreeing", tests);

@@ -246,6 +246,11 @@ bool agree_taken(agree_pair *p, uint32_t number, double until) {
     return state == AGREE_TAKEN;
 }
 
+double agree_patience(double now, double most, bool late) {
+    const double next = late ? now / 2 : 2 * now, least = most / 10;
+    return next < least ? least : next > most ? most : next;
+}
+
 void agree_unlink(agree *a) {
     if (a->room != NULL)
         (void)unlink(a->path);

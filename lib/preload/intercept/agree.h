@@ -102,6 +102,10 @@ bool agree_taken(agree_pair *p, uint32_t number, double until);
 /* Either, from the start. */
 void agree_refuse(agree_pair *p, uint32_t number);
 
+/* How long the next exchange waits for its peers, if this one waited `now` at most: half of it
+ * after one that did not come in time, else twice; between a tenth of `most` and `most`. */
+double agree_patience(double now, double most, bool late);
+
 /* Takes the name away; the memory stays. */
 void agree_unlink(agree *a);
 /* Tells the others that this rank no longer uses their memory.  True: nobody uses ours. */

@@ -186,6 +186,22 @@ static void take_self(job *j) {
             j->messages[k].carried = true;
 }
 
+static bool is_tried(const job *j) {
+    for (int i = 0; i < j->ch->count; i++)
+        if (channel_has(j->ch, i) && way_fits(j, i))
+            return true;
+    return false;
+}
+
+/* Somebody did not come in time: what was not agreed took all the time there was. */
+static bool is_late(const job *j, double since) {
+    bool refused = false;
+    for (int i = 0; i < j->ch->count; i++)
+        refused = refused || (channel_has(j->ch, i) && way_fits(j, i) &&
+                              !(j->way[i].sends && j->way[i].receives));
+    return refused && agree_now() - since >= j->ch->patience;
+}
+
 /* Marks what is ours; the others are NCCL's.  True: something is. */
 static bool agree_all(job *j) {
     channel *ch = j->ch;
@@ -196,8 +212,10 @@ static bool agree_all(job *j) {
     }
     offer_all(j);
     const double now = agree_now();
-    take_all(j, now + ch->wait_s);
-    hear_all(j, now + 2 * ch->wait_s); /* (the sender may have to open something) */
+    take_all(j, now + ch->patience);
+    hear_all(j, now + 2 * ch->patience); /* (the sender may have to open something) */
+    if (is_tried(j))
+        ch->patience = agree_patience(ch->patience, ch->wait_s, is_late(j, now));
     for (int i = 0; i < ch->count; i++) {
         const way *w = &j->way[i];
         if (w->sends)
@@ -248,13 +266,19 @@ static ncclResult_t wait_for(job *j, int i) {
     return ncclSuccess;
 }
 
-static ncclResult_t move_self(job *j, bool *any) {
+/* What goes to oneself has a stream of its own, which begins where the program's stands now. */
+static ncclResult_t fork_self(job *j, bool *any) {
+    channel *ch = j->ch;
+    const size_t s = next_self(j, 0, true);
+    *any = s < j->count && j->messages[s].carried;
+    if (*any)
+        TRY(ch, ch->cu->event_record(ch->fork, j->side));
+    return ncclSuccess;
+}
+
+static ncclResult_t move_self(job *j) {
     channel *ch = j->ch;
     size_t s = next_self(j, 0, true), r = next_self(j, 0, false);
-    *any = s < j->count && j->messages[s].carried;
-    if (!*any)
-        return ncclSuccess;
-    TRY(ch, ch->cu->event_record(ch->fork, j->side));
     TRY(ch, ch->cu->stream_wait(ch->self, ch->fork, 0));
     for (; s < j->count; s = next_self(j, s + 1, true), r = next_self(j, r + 1, false)) {
         const cu_pointer to = (cu_pointer)j->messages[r].target,
@@ -276,17 +300,20 @@ static void mark(job *j, uint32_t what) {
             j->side);
 }
 
+/* First what takes longest and what the peers wait for; the calls behind it are made meanwhile. */
 static ncclResult_t move_all(job *j) {
     channel *ch = j->ch;
     const int n = ch->count, me = ch->agree.me;
     bool self = false;
     mark(j, RECORDER_MARK_BEGIN);
-    ncclResult_t r = say_ready(j);
+    ncclResult_t r = fork_self(j, &self);
     if (r == ncclSuccess)
-        r = move_self(j, &self);
+        r = say_ready(j);
     for (int k = 1; k < n && r == ncclSuccess; k++)
         if (j->way[(me + k) % n].sends)
             r = write_to(j, (me + k) % n);
+    if (r == ncclSuccess && self)
+        r = move_self(j);
     for (int k = 1; k < n && r == ncclSuccess; k++)
         if (j->way[(me + n - k) % n].receives)
             r = wait_for(j, (me + n - k) % n);

@@ -15,7 +15,7 @@
 #include "core/names.h"
 
 #define LEAST_DEFAULT (UINT64_C(4) << 20) /* below, NCCL's kernel is there first */
-#define WAIT_DEFAULT_US 1000
+#define WAIT_DEFAULT_US 10000
 #define AGREE_LIMIT_S 10.0
 #define DRAIN_LIMIT_S 600.0
 #define ABORT_LIMIT_S 20.0
@@ -167,7 +167,7 @@ static fallback settle(channel *ch) {
     ch->least = ch->most_least = card.least = mode_bytes(EPO_ENV_INTERPOSE_LEAST, LEAST_DEFAULT);
     card.whole = mode_bytes(EPO_ENV_INTERPOSE_ALLTOALL, 1) != 0;
     ch->wants_whole = card.whole;
-    ch->wait_s = 1e-6 * (double)mode_bytes(EPO_ENV_INTERPOSE_WAIT, WAIT_DEFAULT_US);
+    ch->wait_s = ch->patience = 1e-6 * (double)mode_bytes(EPO_ENV_INTERPOSE_WAIT, WAIT_DEFAULT_US);
     const fallback why = ch->count < 2 ? FALLBACK_NO_PEER : prepare(ch);
     card.usable = why == FALLBACK_NONE;
     agree_show(&ch->agree, &card);

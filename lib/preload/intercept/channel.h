@@ -61,7 +61,7 @@ struct channel {
     atomic_bool aborted, stop;
     bool releasing;
     pthread_t releaser;
-    double tidied, wait_s;
+    double tidied, wait_s, patience; /* wait_s: at most; patience: now */
     struct {
         cu_module module;
         cu_function kernel; /* NULL: the driver's copies */
