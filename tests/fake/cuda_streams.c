@@ -363,15 +363,44 @@ EXPORT int cuMemcpy(uintptr_t to, uintptr_t from, size_t count) {
     memcpy((void *)to, (const void *)from, count);
     return 0;
 }
-EXPORT int cuStreamWaitValue32_v2(stream *s, uintptr_t at, uint32_t value, unsigned flags) {
+/* FAKE_CUDA_BATCH: "no": this driver takes words one by one alone; "only": in a row alone. */
+static int batch_is(const char *word) {
+    const char *given = getenv("FAKE_CUDA_BATCH");
+    return given != NULL && strcmp(given, word) == 0;
+}
+static int put_wait(stream *s, uintptr_t at, uint32_t value, unsigned flags) {
     if (flags > 1)
         return 1;
     return put(s, (operation){
                       .kind = flags == 1 ? WAIT : WAIT_AT_LEAST, .to = (void *)at, .value = value});
 }
+static int put_write(stream *s, uintptr_t at, uint32_t value) {
+    return put(s, (operation){.kind = WRITE, .to = (void *)at, .value = value});
+}
+EXPORT int cuStreamWaitValue32_v2(stream *s, uintptr_t at, uint32_t value, unsigned flags) {
+    return batch_is("only") ? 801 : put_wait(s, at, value, flags);
+}
 EXPORT int cuStreamWriteValue32_v2(stream *s, uintptr_t at, uint32_t value, unsigned flags) {
     (void)flags;
-    return put(s, (operation){.kind = WRITE, .to = (void *)at, .value = value});
+    return batch_is("only") ? 801 : put_write(s, at, value);
+}
+typedef union word_operation {
+    struct {
+        int what; /* 1: waits, 2: writes */
+        uintptr_t at;
+        uint32_t value, value_high;
+        unsigned flags;
+    } word;
+    uint64_t pad[6];
+} word_operation;
+EXPORT int cuStreamBatchMemOp_v2(stream *s, unsigned count, const word_operation *o,
+                                 unsigned flags) {
+    int r = batch_is("no") ? 801 : flags != 0 || count > 256 ? 1 : 0;
+    for (unsigned i = 0; i < count && r == 0; i++)
+        r = o[i].word.what == 1   ? put_wait(s, o[i].word.at, o[i].word.value, o[i].word.flags)
+            : o[i].word.what == 2 ? put_write(s, o[i].word.at, o[i].word.value)
+                                  : 1;
+    return r;
 }
 EXPORT int cuEventCreate(event **out, unsigned flags) {
     (void)flags;

@@ -123,6 +123,8 @@ ends_well() { ranks accelerate "$@" || { cat "$work"/out.*; return 1; }; }
 check "2 ranks, random sizes" arrives 2 random 60 "${least[@]}"
 check "4 ranks, random sizes" arrives 4 random 40 "${least[@]}"
 check "everything carried" arrives 3 random 30 "${least[@]}" EP_OVERLAP_INTERPOSE_LEAST=1
+check "a driver that takes words one by one" arrives 3 random 30 "${least[@]}" FAKE_CUDA_BATCH=no
+check "what stands in a row is one call" arrives 2 random 30 "${least[@]}" FAKE_CUDA_BATCH=only EP_OVERLAP_INTERPOSE_LEAST=1
 check "the default stream" arrives 2 default 20 "${least[@]}"
 check "graphs captured at different calls" arrives 3 graph 12 "${least[@]}"
 check "splits" arrives 3 split 8 "${least[@]}"

@@ -30,6 +30,7 @@ typedef struct job {
     cudaStream_t stream, side;     /* side: where ours goes */
     bool streams, captured, mixed; /* streams: more than one; mixed: NCCL has a part, too */
     way way[AGREE_RANKS];
+    channel_words words; /* not on the stream yet */
 } job;
 
 #define TRY(ch, call)                                                                              \
@@ -234,13 +235,12 @@ static bool agree_all(job *j) {
 
 /* ---- on the stream ---- */
 
-static ncclResult_t say_ready(job *j) {
+static void say_ready(job *j) {
     channel *ch = j->ch;
     for (int i = 0; i < ch->count; i++)
         if (j->way[i].receives)
-            TRY(ch, ch->cu->write_value(j->side, channel_word(ch, &channel_in(ch, i)->arrived),
-                                        ++ch->peer[i].ticket, 0));
-    return ncclSuccess;
+            words_write(&j->words, channel_word(ch, &channel_in(ch, i)->arrived),
+                        ++ch->peer[i].ticket);
 }
 
 static ncclResult_t write_to(job *j, int i) {
@@ -250,20 +250,18 @@ static ncclResult_t write_to(job *j, int i) {
     agree_pair *p = channel_out(ch, i);
     const uint64_t bytes = m->bytes < w->offer.bytes ? m->bytes : w->offer.bytes;
     ch->peer[i].theirs = w->offer.ticket;
-    TRY(ch, ch->cu->wait_value(j->side, channel_word(ch, &p->arrived), w->offer.ticket,
-                               CU_WAIT_AT_LEAST));
+    words_wait(&j->words, channel_word(ch, &p->arrived), w->offer.ticket);
+    TRY(ch, words_flush(ch, &j->words, j->side));
     TRY(ch, ch->cu->copy(w->to, (cu_pointer)m->source, bytes, j->side));
-    TRY(ch, ch->cu->write_value(j->side, channel_word(ch, &p->written), m->number, 0));
+    words_write(&j->words, channel_word(ch, &p->written), m->number);
     return ncclSuccess;
 }
 
-static ncclResult_t wait_for(job *j, int i) {
+static void wait_for(job *j, int i) {
     channel *ch = j->ch;
     const uint32_t number_ = j->messages[j->way[i].recv].number;
     ch->peer[i].wanted = number_;
-    TRY(ch, ch->cu->wait_value(j->side, channel_word(ch, &channel_in(ch, i)->written), number_,
-                               CU_WAIT_AT_LEAST));
-    return ncclSuccess;
+    words_wait(&j->words, channel_word(ch, &channel_in(ch, i)->written), number_);
 }
 
 /* What goes to oneself has a stream of its own, which begins where the program's stands now. */
@@ -307,22 +305,23 @@ static ncclResult_t move_all(job *j) {
     bool self = false;
     mark(j, RECORDER_MARK_BEGIN);
     ncclResult_t r = fork_self(j, &self);
-    if (r == ncclSuccess)
-        r = say_ready(j);
+    say_ready(j);
     for (int k = 1; k < n && r == ncclSuccess; k++)
         if (j->way[(me + k) % n].sends)
             r = write_to(j, (me + k) % n);
     if (r == ncclSuccess && self)
         r = move_self(j);
-    for (int k = 1; k < n && r == ncclSuccess; k++)
+    for (int k = 1; k < n; k++)
         if (j->way[(me + n - k) % n].receives)
-            r = wait_for(j, (me + n - k) % n);
-    if (r == ncclSuccess && self)
+            wait_for(j, (me + n - k) % n);
+    if (r != ncclSuccess)
+        return r;
+    TRY(ch, words_flush(ch, &j->words, j->side));
+    if (self)
         TRY(ch, ch->cu->stream_wait(j->side, ch->join, 0));
     mark(j, RECORDER_MARK_END);
-    if (r == ncclSuccess)
-        TRY(ch, ch->cu->event_record(ch->last, j->side));
-    return r;
+    TRY(ch, ch->cu->event_record(ch->last, j->side));
+    return ncclSuccess;
 }
 
 /* NCCL's part runs beside ours, which has a stream of its own then. */

@@ -89,14 +89,21 @@ static void release(channel *ch) {
 
 /* ---- making ---- */
 
-/* Whether this driver writes and waits for words in streams. */
+/* Whether this driver writes and waits for words in streams, in a row and one by one. */
 static bool waits_work(channel *ch) {
-    const cuda_driver *cu = ch->cu;
+    channel_words w = {.count = 0};
     /* a word that nobody else uses: from this rank to itself */
     const cu_pointer word =
         channel_word(ch, &ch->agree.room->pair[ch->agree.me][ch->agree.me].written);
-    return cu->write_value(ch->self, word, 1, 0) == 0 &&
-           cu->wait_value(ch->self, word, 1, CU_WAIT_AT_LEAST) == 0;
+    ch->batch = ch->cu->batch != NULL;
+    for (int turn = 0; turn < 2; turn++) {
+        words_write(&w, word, 1);
+        words_wait(&w, word, 1);
+        if (words_flush(ch, &w, ch->self) == 0)
+            return true;
+        ch->batch = false;
+    }
+    return false;
 }
 
 static bool streams_make(channel *ch) {

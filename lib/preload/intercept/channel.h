@@ -44,6 +44,12 @@ typedef struct channel_peer {
     unsigned gone; /* of theirs that were seen */
 } channel_peer;
 
+/* Words to write and to wait for in a row: no more of either than a message has with each peer. */
+typedef struct channel_words {
+    cu_word_operation op[2 * AGREE_RANKS];
+    unsigned count;
+} channel_words;
+
 struct channel {
     struct channel *next; /* of those that wait for their peers, or their group's end, to close */
     comm *owner;
@@ -55,6 +61,7 @@ struct channel {
     uint64_t least, most_least; /* most_least: of all ranks */
     cu_pointer base;            /* the room, as streams see it */
     bool registered, whole, wants_whole;
+    bool batch; /* the driver takes words in a row */
     channel_peer peer[AGREE_RANKS];
     cu_stream self, side;      /* copies inside this GPU; all of ours, where NCCL has a part, too */
     cu_event fork, join, last; /* last: the end of what stands on the program's streams */
@@ -84,6 +91,13 @@ cu_pointer reach_open(channel *ch, int peer, const agree_offer *offer);
 /* Tells peers what of ours was freed, and gives back what they told us. */
 void reach_tidy(channel *ch);
 void reach_close(channel *ch);
+
+/* ---- words.c ---- */
+
+void words_write(channel_words *w, cu_pointer word, uint32_t value);
+void words_wait(channel_words *w, cu_pointer word, uint32_t value);
+/* Puts them on the stream, in their order. */
+cu_result words_flush(const channel *ch, channel_words *w, cu_stream stream);
 
 /* ---- copy.c: inside this GPU ---- */
 

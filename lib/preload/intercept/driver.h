@@ -30,11 +30,23 @@ enum {
     CU_REGISTER_PORTABLE_MAPPED = 3,
     CU_IPC_LAZY_PEER = 1,
     CU_DEVICE_MULTIPROCESSORS = 16,
+    CU_WORD_WAIT = 1, /* of a batch */
+    CU_WORD_WRITE = 2,
     CU_ATTRIBUTE_BUFFER_ID = 7,
     CU_ATTRIBUTE_IPC_CAPABLE = 10,
     CU_ATTRIBUTE_RANGE_START = 11,
     CU_ATTRIBUTE_RANGE_SIZE = 12,
 };
+
+/* CUstreamBatchMemOpParams: waits and writes have the same members. */
+typedef struct cu_word_operation {
+    uint32_t what;
+    cu_pointer word;
+    uint64_t value;
+    uint32_t flags;
+    uint64_t rest[2];
+} cu_word_operation;
+_Static_assert(sizeof(cu_word_operation) == 48, "six words of 64 bits, as the driver has it");
 
 /* X(member, symbol, parameters) */
 #define EPO_DRIVER_FUNCTIONS(X)                                                                    \
@@ -64,8 +76,9 @@ enum {
     X(capturing, "cuStreamIsCapturing", (cu_stream, int *))                                        \
     X(capture_mode, "cuThreadExchangeStreamCaptureMode", (int *))
 
-/* For a kernel of ours and the recorder's marks: NULL where there is none. */
+/* For a kernel of ours, the recorder's marks and words in a row: NULL where there is none. */
 #define EPO_DRIVER_OPTIONAL(X)                                                                     \
+    X(batch, "cuStreamBatchMemOp_v2", (cu_stream, unsigned, cu_word_operation *, unsigned))        \
     X(set32, "cuMemsetD32Async", (cu_pointer, unsigned, size_t, cu_stream))                        \
     X(device_get, "cuCtxGetDevice", (int *))                                                       \
     X(device_attribute, "cuDeviceGetAttribute", (int *, int, int))                                 \
