@@ -117,6 +117,19 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
+/* Rows of one word: a thread each. */
+__global__ void __launch_bounds__(kThreads)
+    gather_words(uint32_t *dst, const uint32_t *src, const uint32_t *own, const int32_t *index,
+                 uint64_t rows, const uint32_t *late) {
+    const bool broken = is_late(late);
+    uint64_t row = (uint64_t)blockIdx.x * kThreads + threadIdx.x;
+    for (; row < rows; row += (uint64_t)gridDim.x * kThreads) {
+        const int64_t from = index ? index[row] : (int64_t)row;
+        const uint32_t v = from >= 0 ? src[from] : from < -1 ? own[-2 - from] : 0;
+        dst[row] = broken ? 0xffffffffu : v;
+    }
+}
+
 /* One warp reads a row, kFlight units of a lane at a time, and stores it to all its places:
  * the lanes' rows of dst, -1: none. */
 template <typename V, int kFlight>
@@ -549,10 +562,19 @@ extern "C" cudaError_t gpu_kernel_gather(cudaStream_t stream, int sms, const epo
                                          const uint32_t *late) {
     if (g->rows == 0 || g->row_bytes == 0)
         return cudaSuccess;
+    const bool words = aligned(g->dst, 4) && aligned(g->src, 4) && aligned(g->own, 4);
+    if (g->row_bytes == sizeof(uint32_t) && words) {
+        const uint64_t want = (g->rows + kThreads - 1) / kThreads;
+        const uint64_t most = (uint64_t)(sms > 0 ? sms : 1) * 8;
+        const unsigned blocks = (unsigned)(want < most ? want : most);
+        gather_words<<<blocks, kThreads, 0, stream>>>(
+            static_cast<uint32_t *>(g->dst), static_cast<const uint32_t *>(g->src),
+            static_cast<const uint32_t *>(g->own), g->index, g->rows, late);
+        return cudaGetLastError();
+    }
     if (g->row_bytes % 16 == 0 && aligned(g->dst, 16) && aligned(g->src, 16) && aligned(g->own, 16))
         gather_launch<uint4>(stream, sms, g, late);
-    else if (g->row_bytes % 4 == 0 && aligned(g->dst, 4) && aligned(g->src, 4) &&
-             aligned(g->own, 4))
+    else if (g->row_bytes % 4 == 0 && words)
         gather_launch<uint32_t>(stream, sms, g, late);
     else
         gather_launch<uint8_t>(stream, sms, g, late);
