@@ -195,23 +195,26 @@ static epo_status reach_choose(epo_backend *be, bool overlap, char *why, size_t 
                         "rank %d: ranks share one GPU, which NCCL refuses, and do not reach each "
                         "other's memory: %s",
                         be->rank, why);
+    status = gpu_pairs_create(be);
+    const bool slow = be->pairs_rate > 0 && be->pairs_rate < GPU_PAIRS_SLOW;
     int lend = 0;
-    status = sms_read(be, "EP_OVERLAP_CUDA_LEND", 0, GPU_PAIRS_SMS, &lend);
-    if (status != EPO_OK)
-        return status;
+    if (status == EPO_OK)
+        status = sms_read(be, "EP_OVERLAP_CUDA_LEND", 0, slow ? GPU_PAIRS_SMS_SLOW : GPU_PAIRS_SMS,
+                          &lend);
     be->lend_sms = overlap && be->sms > 2 * lend ? lend : 0;
-    return gpu_pairs_create(be);
+    return status;
 }
 
 static void versions_write(epo_backend *be, const char *why) {
     const char *missing = NULL;
-    char gemm[96], pairs[48] = "", nodes[24] = "";
+    char gemm[96], pairs[80] = "", nodes[24] = "";
     int runtime = 0, version = 0;
     (void)cudaRuntimeGetVersion(&runtime);
     gpu_gemm_version(be, gemm, sizeof gemm);
     if (be->pairs != NULL && gpu_pairs_find(&version, &missing))
-        snprintf(pairs, sizeof pairs, ", NCCL %d.%d.%d", version / 10000, version / 100 % 100,
-                 version % 100);
+        snprintf(pairs, sizeof pairs, ", NCCL %d.%d.%d (%.0f GB/s, %d SMs left to it)",
+                 version / 10000, version / 100 % 100, version % 100, 1e-9 * be->pairs_rate,
+                 be->lend_sms);
     if (be->info.nodes > 1)
         snprintf(nodes, sizeof nodes, ", %d nodes", be->info.nodes);
     const int driver = gpu_driver_get(NULL)->version;

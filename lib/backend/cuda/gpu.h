@@ -48,8 +48,10 @@
 #define GPU_SIDE 3                          /* helper streams of a GEMM queue */
 #define GPU_WINDOW_PAGE (UINT64_C(2) << 20) /* an IPC handle opens the whole allocation */
 /* SMs that GEMMs leave to NCCL's kernels: one that holds every SM to its end would keep
- * them out. */
+ * them out.  On a slow fabric NCCL takes 2 a peer, and they fill it. */
 #define GPU_PAIRS_SMS 16
+#define GPU_PAIRS_SMS_SLOW 8
+#define GPU_PAIRS_SLOW 32e9 /* bytes a second of a rank */
 
 /* Who multiplies; what AUTO does where our sm_90 kernels do not fit: cuBLASLt if it is
  * found, else our portable kernels. */
@@ -171,6 +173,7 @@ struct epo_backend {
     gpu_routing *routing; /* made by the first routing */
     gpu_flex_maps *flex;  /* by the first one for flex */
     gpu_pairs *pairs;     /* NULL with one_sided */
+    double pairs_rate;    /* bytes a second of this rank's, as seen when it was made */
     epo_window *windows;
     epo_queue *queues[GPU_QUEUES];
     epo_window *sum; /* allreduce's window and progress */
