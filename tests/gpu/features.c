@@ -403,7 +403,7 @@ static void *nccl_symbol(const char *name) {
 }
 
 /* One rank in a process of its own: its group comes from a communicator. */
-static int comm_process(comm_board *b, int rank, int ranks) {
+static int comm_process(comm_board *b, int rank, int ranks, bool late) {
     int (*unique)(nccl_id *), (*init)(void **, int, nccl_id, int);
     *(void **)&unique = nccl_symbol("ncclGetUniqueId");
     *(void **)&init = nccl_symbol("ncclCommInitRank");
@@ -422,30 +422,57 @@ static int comm_process(comm_board *b, int rank, int ranks) {
         return 6;
     j.device = rank;
     j.config.nccl_comm = comm;
-    rank_main(&j);
+    if (late)
+        j.config.timeout_s = 2;
+    if (late && rank == 1) /* it has a communicator, and makes no group of it */
+        sleep(4);
+    else
+        rank_main(&j);
     b->hash[rank] = j.hash;
     b->status[rank] = (int)j.status;
     snprintf(b->text[rank], sizeof b->text[rank], "%s", j.text);
     return 0;
 }
 
-/* Before this process has touched CUDA; one rank on one GPU, two on more. */
-static void test_comm(void) {
-    const int ranks = test_devices() > 1 ? 2 : 1;
-    comm_board *b =
-        mmap(NULL, sizeof *b, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    char name[64], text[288] = "";
+/* A process for each rank; the worst of their ends. */
+static int comm_processes(comm_board *b, int ranks, bool late) {
     int worst = 0;
-    if (b == MAP_FAILED)
-        exit(3);
     for (int r = 0; r < ranks; r++)
         if (fork() == 0)
-            _exit(comm_process(b, r, ranks));
+            _exit(comm_process(b, r, ranks, late));
     for (int r = 0; r < ranks; r++) {
         int status = 0;
         wait(&status);
         worst = status != 0 ? status : worst;
     }
+    return worst;
+}
+
+static comm_board *comm_board_make(void) {
+    comm_board *b =
+        mmap(NULL, sizeof *b, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (b == MAP_FAILED)
+        exit(3);
+    return b;
+}
+
+/* The other rank is told within its limit, though it waits inside NCCL. */
+static void test_comm_late(void) {
+    comm_board *b = comm_board_make();
+    const int worst = comm_processes(b, 2, true);
+    test_result("group from an ncclComm_t, one rank makes none",
+                worst == 0 && b->status[0] == EPO_E_TIMEOUT &&
+                    strstr(b->text[0], "all its ranks must make the group") != NULL,
+                b->text[0]);
+    munmap(b, sizeof *b);
+}
+
+/* Before this process has touched CUDA; one rank on one GPU, two on more. */
+static void test_comm(void) {
+    const int ranks = test_devices() > 1 ? 2 : 1;
+    comm_board *b = comm_board_make();
+    char name[64], text[288] = "";
+    const int worst = comm_processes(b, ranks, false);
     snprintf(name, sizeof name, "group from an ncclComm_t, %d ranks", ranks);
     if (worst != 0) {
         snprintf(text, sizeof text, "a process ended with status 0x%x", (unsigned)worst);
@@ -466,11 +493,17 @@ static void test_comm(void) {
     munmap(b, sizeof *b);
 }
 
+static void test_comms(void) {
+    if (test_devices() > 1)
+        test_comm_late(); /* before test_comm, behind which CUDA is this process's too */
+    test_comm();
+}
+
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(void);
-    } all[] = {{"comm", test_comm}, /* it forks: first */
+    } all[] = {{"comm", test_comms}, /* it forks: first */
                {"groups", test_groups},   {"beside", test_beside},     {"saved", test_saved},
                {"capture", test_capture}, {"memory", test_memory},     {"tp", test_tp},
                {"own", test_own},         {"overflow", test_overflow}, {"schedule", test_schedule},
