@@ -8,13 +8,15 @@
  *                 serial one before it.  alltoall:8@NAME=VALUE@...: its group is made with
  *                 these in the environment
  *     -w fp32     weight gradients accumulate in fp32 [bf16]
+ *     -n CALLS    in a row, of forward and of forward and backward [4]: the flush of what was
+ *                 delayed is shared by as many
  *     -l LABEL    in the table and in JSON
  *     -t          prints a timeline of each arm's queues
  *     -c          prints where the CPU time of each arm's calls goes
  *
  * Rank r is a thread on GPU r. All arms are measured in turns in one run; figures are
  * medians of the slowest rank, a ratio that of the two in the same turn. Forward:
- * BENCH_CALLS in a row, so the CPU runs ahead as far as it can. FFN is the experts'
+ * CALLS in a row, so the CPU runs ahead as far as it can. FFN is the experts'
  * GEMMs and activation alone on the same rows; the floor is max(FFN, D + C), D and C
  * the least bytes over the rate of a large peer copy.
  * efficiency = (serial - arm) / (serial - floor).
@@ -24,7 +26,7 @@
 #include <time.h>
 #include <unistd.h>
 
-bench_program bench = {.wgrad_type = EPO_BF16, .label = "Q"};
+bench_program bench = {.wgrad_type = EPO_BF16, .label = "Q", .calls = 4};
 
 static const char default_arms[] = "alltoall:serial,alltoall:auto,alltoall:2,alltoall:4,"
                                    "alltoall:8,alltoall:4d,flex:serial,flex:auto,flex:2,flex:4d";
@@ -201,7 +203,7 @@ static bool arm_plan(bench_rank *b, int a, int rep) {
     return true;
 }
 
-/* BENCH_CALLS of forward, or of forward and backward with the flush of what was
+/* Calls of forward, or of forward and backward with the flush of what was
  * delayed, so that a delayed gradient is paid for. */
 static bool arm_run(bench_rank *b, int a, int rep, bool backward) {
     bench_one *o = &b->arm[a];
@@ -210,7 +212,7 @@ static bool arm_run(bench_rank *b, int a, int rep, bool backward) {
     TEST_CUDA(cudaStreamSynchronize(b->stream));
     pthread_barrier_wait(&bench.together);
     TEST_CUDA(cudaEventRecord(b->start, b->stream));
-    for (int i = 0; i < BENCH_CALLS; i++) {
+    for (int i = 0; i < bench.calls; i++) {
         epo_saved *saved = NULL;
         const double t = bench_now_us();
         if (!bench_must(bench.engine->forward(o->layer, o->plan, b->x, b->y, &saved, b->stream),
@@ -233,11 +235,11 @@ static bool arm_run(bench_rank *b, int a, int rep, bool backward) {
     if (rep < 0)
         return true;
     TEST_CUDA(cudaEventElapsedTime(&ms, b->start, b->end));
-    (backward ? bench.both : bench.forward)[a][b->rank][rep] = ms / BENCH_CALLS;
+    (backward ? bench.both : bench.forward)[a][b->rank][rep] = ms / (float)bench.calls;
     if (backward)
-        bench.cpu_backward[a][b->rank][rep] = (float)(cpu[1] / BENCH_CALLS);
+        bench.cpu_backward[a][b->rank][rep] = (float)(cpu[1] / (float)bench.calls);
     else
-        bench.cpu_forward[a][b->rank][rep] = (float)(cpu[0] / BENCH_CALLS);
+        bench.cpu_forward[a][b->rank][rep] = (float)(cpu[0] / (float)bench.calls);
     return true;
 }
 
@@ -426,7 +428,7 @@ static bool parse(int argc, char **argv) {
     int devices = 0;
     s->repeats = 9;
     bool ok = parse_arms(default_arms);
-    for (int c; ok && (c = getopt(argc, argv, "a:w:l:tc")) != -1;)
+    for (int c; ok && (c = getopt(argc, argv, "a:w:l:n:tc")) != -1;)
         switch (c) {
         case 'a': ok = parse_arms(optarg); break;
         case 'w':
@@ -434,13 +436,18 @@ static bool parse(int argc, char **argv) {
             ok = bench.wgrad_type == EPO_F32 || strcmp(optarg, "bf16") == 0;
             break;
         case 'l': bench.label = optarg; break;
+        case 'n':
+            bench.calls = (int)strtol(optarg, NULL, 10);
+            ok = bench.calls >= 1 && bench.calls <= 64;
+            break;
         case 't': bench.timeline = true; break;
         case 'c': bench.cpu = true; break;
         default: ok = false;
         }
     if (!ok || argc - optind < 6) {
-        fprintf(stderr, "usage: bench [-a ARM,...] [-w fp32|bf16] [-l LABEL] [-t] [-c] RANKS "
-                        "TOKENS HIDDEN FFN EXPERTS TOP_K [REPEATS]\n");
+        fprintf(stderr,
+                "usage: bench [-a ARM,...] [-w fp32|bf16] [-n CALLS] [-l LABEL] [-t] [-c] RANKS "
+                "TOKENS HIDDEN FFN EXPERTS TOP_K [REPEATS]\n");
         return false;
     }
     for (int i = optind; i < argc && i - optind < 7; i++)

@@ -18,13 +18,7 @@
 
 #include <pthread.h>
 
-enum {
-    BENCH_RANKS = 8,
-    BENCH_ARMS = 24,
-    BENCH_REPEATS = 64,
-    BENCH_WARM = 2,
-    BENCH_CALLS = 4 /* in a row, without a look at the GPU: as a model's layers come */
-};
+enum { BENCH_RANKS = 8, BENCH_ARMS = 24, BENCH_REPEATS = 64, BENCH_WARM = 2 };
 
 typedef struct bench_arm {
     char name[160];
@@ -48,6 +42,7 @@ typedef struct bench_program {
     int arms;
     epo_dtype wgrad_type;
     bool timeline, cpu;
+    int calls; /* in a row, without a look at the GPU: as a model's layers come */
     const char *label, *way;
     const epo_engine *engine;
     epo_world *worlds[BENCH_ARMS];

@@ -111,7 +111,7 @@ static epo_status ffn_backward(const bench_rank *b, const bench_ffn *f) {
     return st;
 }
 
-/* Milliseconds of one of BENCH_CALLS in a row; pieces < 0: a chain of as many parts, 0 if
+/* Milliseconds of one of so many calls in a row; pieces < 0: a chain of as many parts, 0 if
  * there is none. */
 static float ffn_time(bench_rank *b, bench_ffn *f, int pieces, bool backward) {
     epo_deps deps = {.name = "end", .signal = f->done, .chunk = -1};
@@ -120,7 +120,7 @@ static float ffn_time(bench_rank *b, bench_ffn *f, int pieces, bool backward) {
     pthread_barrier_wait(&bench.together);
     TEST_CUDA(cudaEventRecord(b->start, b->stream));
     epo_status st = f->ops->stream_enter(f->be, &f->q, 1, b->stream);
-    for (int i = 0; i < BENCH_CALLS && st == EPO_OK; i++) {
+    for (int i = 0; i < bench.calls && st == EPO_OK; i++) {
         if (pieces > 0)
             st = ffn_forward(b, f, pieces);
         else
@@ -136,7 +136,7 @@ static float ffn_time(bench_rank *b, bench_ffn *f, int pieces, bool backward) {
     TEST_CUDA(cudaEventRecord(b->end, b->stream));
     TEST_CUDA(cudaStreamSynchronize(b->stream));
     TEST_CUDA(cudaEventElapsedTime(&ms, b->start, b->end));
-    return there ? ms / BENCH_CALLS : 0.0F;
+    return there ? ms / (float)bench.calls : 0.0F;
 }
 
 void bench_ffn_run(bench_rank *b, bench_ffn *f, int rep) {

@@ -318,10 +318,17 @@ for phase in $phases; do
             two_gpus fp32 && measure fp32 60 "$build/bench" -l Q-fp32 -w fp32 \
                 -a alltoall:serial,alltoall:auto,alltoall:4d,flex:serial,flex:auto 2 4096 2048 768 128 8 7
             ;;
-        slow)
-            two_gpus slow && EP_OVERLAP_CUDA_PEER=0 NCCL_P2P_DISABLE=1 \
-                measure slow 100 "$build/bench" -l slow \
-                -a alltoall:serial,alltoall:auto,alltoall:2,alltoall:4,alltoall:4d 2 4096 1024 8192 16 4 7
+        slow) # three sizes of messages
+            export EP_OVERLAP_CUDA_PEER=0 NCCL_P2P_DISABLE=1
+            if two_gpus slow; then
+                measure slow-long 40 "$build/bench" -l slow-long \
+                    -a alltoall:serial,alltoall:auto,alltoall:4,alltoall:8 2 16384 1024 8192 16 4 5
+                measure slow-wide 60 "$build/bench" -l slow-wide -n 16 \
+                    -a alltoall:serial,alltoall:auto,alltoall:8,alltoall:8d 2 4096 4096 8192 16 4 3
+                measure slow 40 "$build/bench" -l slow \
+                    -a alltoall:serial,alltoall:auto,alltoall:4,alltoall:5,alltoall:4d 2 4096 1024 8192 16 4 7
+            fi
+            unset EP_OVERLAP_CUDA_PEER NCCL_P2P_DISABLE
             ;;
         *) echo "run.sh: no phase $phase" >&2; exit 2 ;;
     esac

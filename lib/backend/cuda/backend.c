@@ -212,9 +212,8 @@ static void versions_write(epo_backend *be, const char *why) {
     (void)cudaRuntimeGetVersion(&runtime);
     gpu_gemm_version(be, gemm, sizeof gemm);
     if (be->pairs != NULL && gpu_pairs_find(&version, &missing))
-        snprintf(pairs, sizeof pairs, ", NCCL %d.%d.%d (%.0f GB/s, %d SMs left to it)",
-                 version / 10000, version / 100 % 100, version % 100, 1e-9 * be->pairs_rate,
-                 be->lend_sms);
+        snprintf(pairs, sizeof pairs, ", NCCL %d.%d.%d (%.0f GB/s)", version / 10000,
+                 version / 100 % 100, version % 100, 1e-9 * be->pairs_rate);
     if (be->info.nodes > 1)
         snprintf(nodes, sizeof nodes, ", %d nodes", be->info.nodes);
     const int driver = gpu_driver_get(NULL)->version;
