@@ -282,15 +282,23 @@ typedef struct epo_rows_gather {
     epo_dtype type;
 } epo_rows_gather;
 
+/* Rows of a spread from one place: the i-th, row i (or index[i]) of src, has the places of
+ * row first + i. */
+#define EPO_SPREAD_RUNS 4
+typedef struct epo_spread_run {
+    const void *src;
+    const int32_t *index; /* NULL: row i */
+    uint64_t first, rows;
+} epo_spread_run;
 /* Each row to its places among dst's rows, read once; rows of dst with pad[i] < 0 become
  * zeros. */
 typedef struct epo_rows_spread {
     void *dst;
-    const void *src;
+    epo_spread_run run[EPO_SPREAD_RUNS];
+    int runs;
     const int32_t *place; /* [rows][width], -1: none */
-    uint64_t rows;
-    int width;          /* at most 32 */
-    const int32_t *pad; /* [dst_rows] */
+    int width;            /* at most 32 */
+    const int32_t *pad;   /* [dst_rows]; NULL: nothing becomes zeros */
     uint64_t dst_rows;
     uint32_t row_bytes;
 } epo_rows_spread;

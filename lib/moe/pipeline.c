@@ -310,14 +310,15 @@ static epo_rows_spread expand_all(const moe_pass *p, void *dst) {
     const epo_plan *plan = p->plan;
     const epo_buffer *b = p->buffer;
     p->group->stats.local_bytes += (plan->back_rows + plan->rows) * b->row_bytes;
-    return (epo_rows_spread){.dst = dst,
-                             .src = moe_buffer_at(b, b->dispatch.rows),
-                             .place = plan->back,
-                             .rows = plan->back_rows,
-                             .width = plan->top_k,
-                             .pad = plan->expand, /* -1 also for what fills to a capacity */
-                             .dst_rows = plan->rows,
-                             .row_bytes = (uint32_t)b->row_bytes};
+    return (epo_rows_spread){
+        .dst = dst,
+        .run = {{.src = moe_buffer_at(b, b->dispatch.rows), .rows = plan->back_rows}},
+        .runs = 1,
+        .place = plan->back,
+        .width = plan->top_k,
+        .pad = plan->expand, /* -1 also for what fills to a capacity */
+        .dst_rows = plan->rows,
+        .row_bytes = (uint32_t)b->row_bytes};
 }
 
 static bool expands_all(const moe_pass *p) {

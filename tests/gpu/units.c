@@ -76,10 +76,18 @@ static void test_spread(int row_bytes, int width) {
         pad[place[i]] = place[i];
         from[place[i]] = i / width;
     }
+    int32_t index[ROWS / 7];
+    for (int i = 0; i < ROWS / 7; i++)
+        index[i] = ROWS / 2 + i;
+    char *rows = test_upload(src, (uint64_t)ROWS * (uint64_t)row_bytes);
     epo_rows_spread s = {.dst = test_device((uint64_t)TO * (uint64_t)row_bytes, 0xff),
-                         .src = test_upload(src, (uint64_t)ROWS * (uint64_t)row_bytes),
+                         .run = {{rows, NULL, 0, ROWS / 2},
+                                 {NULL, NULL, 0, 0},
+                                 {rows, test_upload(index, sizeof index), ROWS / 2, ROWS / 7},
+                                 {rows + (uint64_t)(ROWS / 2 + ROWS / 7) * (uint64_t)row_bytes,
+                                  NULL, ROWS / 2 + ROWS / 7, ROWS - ROWS / 2 - ROWS / 7}},
+                         .runs = 4,
                          .place = test_upload(place, sizeof(int32_t) * (uint64_t)(ROWS * width)),
-                         .rows = ROWS,
                          .width = width,
                          .pad = test_upload(pad, sizeof pad),
                          .dst_rows = TO,
@@ -98,7 +106,8 @@ static void test_spread(int row_bytes, int width) {
     free(dst);
     free(src);
     cudaFree(s.dst);
-    cudaFree((void *)(uintptr_t)s.src);
+    cudaFree(rows);
+    cudaFree((void *)(uintptr_t)s.run[2].index);
     cudaFree((void *)(uintptr_t)s.place);
     cudaFree((void *)(uintptr_t)s.pad);
 }

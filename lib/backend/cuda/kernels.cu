@@ -156,7 +156,7 @@ __device__ __forceinline__ void row_fan(char *dst, const char *src, int32_t plac
 
 template <typename V>
 __global__ void __launch_bounds__(kThreads, 4)
-    spread_rows(const epo_rows_spread s, const uint32_t *late) {
+    spread_rows(const __grid_constant__ epo_rows_spread s, const uint32_t *late) {
     const int lane = threadIdx.x % kWarp;
     char *dst = static_cast<char *>(s.dst);
     if (is_late(late)) {
@@ -166,12 +166,19 @@ __global__ void __launch_bounds__(kThreads, 4)
     const uint32_t units = s.row_bytes / sizeof(V);
     const uint64_t begin = (uint64_t)blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp;
     const uint64_t step = (uint64_t)gridDim.x * (kThreads / kWarp);
-    const char *src = static_cast<const char *>(s.src);
-    for (uint64_t row = begin; row < s.rows; row += step) {
-        const int32_t place = lane < s.width ? __ldg(s.place + row * (uint64_t)s.width + lane) : -1;
-        row_fan<V, 8>(dst, src + row * s.row_bytes, place, units, s.row_bytes, lane);
-    }
-    for (uint64_t first = begin * kWarp; first < s.dst_rows; first += step * kWarp) {
+    uint64_t row = begin, before = 0;
+    for (int i = 0; i < s.runs; before += s.run[i++].rows)
+        for (; row < before + s.run[i].rows; row += step) {
+            const epo_spread_run &r = s.run[i];
+            const uint64_t in = row - before;
+            const uint64_t from = r.index != nullptr ? (uint64_t)__ldg(r.index + in) : in;
+            const int32_t place =
+                lane < s.width ? __ldg(s.place + (r.first + in) * (uint64_t)s.width + lane) : -1;
+            row_fan<V, 8>(dst, static_cast<const char *>(r.src) + from * s.row_bytes, place, units,
+                          s.row_bytes, lane);
+        }
+    for (uint64_t first = begin * kWarp; s.pad != nullptr && first < s.dst_rows;
+         first += step * kWarp) {
         const bool none = first + lane < s.dst_rows && __ldg(s.pad + first + lane) < 0;
         for (unsigned left = __ballot_sync(0xffffffffu, none); left != 0; left &= left - 1)
             row_zero<V>(dst + (first + __ffs(left) - 1) * s.row_bytes, units, lane);
@@ -587,10 +594,18 @@ extern "C" cudaError_t gpu_kernel_spread(cudaStream_t stream, int sms, const epo
         return cudaSuccess;
     if (s->width > kWarp)
         return cudaErrorInvalidValue;
-    const unsigned blocks = row_blocks(s->rows + s->dst_rows / kWarp + 1, sms);
-    if (s->row_bytes % 16 == 0 && aligned(s->dst, 16) && aligned(s->src, 16))
+    bool by16 = s->row_bytes % 16 == 0 && aligned(s->dst, 16);
+    bool by4 = s->row_bytes % 4 == 0 && aligned(s->dst, 4);
+    uint64_t rows = s->pad != NULL ? s->dst_rows / kWarp + 1 : 1;
+    for (int i = 0; i < s->runs; i++) {
+        by16 = by16 && aligned(s->run[i].src, 16);
+        by4 = by4 && aligned(s->run[i].src, 4);
+        rows += s->run[i].rows;
+    }
+    const unsigned blocks = row_blocks(rows, sms);
+    if (by16)
         spread_rows<uint4><<<blocks, kThreads, 0, stream>>>(*s, late);
-    else if (s->row_bytes % 4 == 0 && aligned(s->dst, 4) && aligned(s->src, 4))
+    else if (by4)
         spread_rows<uint32_t><<<blocks, kThreads, 0, stream>>>(*s, late);
     else
         spread_rows<uint8_t><<<blocks, kThreads, 0, stream>>>(*s, late);
