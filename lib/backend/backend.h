@@ -125,6 +125,9 @@ typedef struct epo_backend_info {
     double link_gbs, link_us;
     int default_chunks;
     uint64_t chunk_bytes; /* of rows: smaller chunks do not pay; 0: any do */
+    /* Where `spread` is: own rows are expanded beside an exchange that sends so many bytes; with
+     * less, an exchange that has the device to itself had better be on COMPUTE.  0: neither. */
+    uint64_t near_bytes;
     bool one_sided;       /* exchange writes peers' windows; else two-sided */
     bool fused;           /* gemm takes an activation */
     bool parts;           /* exchange takes several parts */
@@ -179,6 +182,7 @@ typedef struct epo_exchange {
     uint64_t epoch;
     const uint64_t *counter; /* as epo_ready.counter */
     bool alone;              /* a hint: the device has nothing else to do meanwhile */
+    bool near;               /* ... it has all but a pass over this rank's own rows */
     bool few;                /* where info->few: a GEMM that lends runs meanwhile */
     epo_way way;             /* a hint, where it is not alone; one of info->ways */
     /* A hint: so many bytes for peers are gathered by this and by the exchanges that follow

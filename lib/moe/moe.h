@@ -11,6 +11,7 @@
  *   tune.c      how many chunks, by measuring
  *   plan.c      counts exchanged, errors agreed; dispatch_*.c make the maps
  *   link.c      flex across nodes: one row a token and node; link_maps.c, link_pass.c, link.h
+ *   near.c      flex in one chunk: own rows are expanded beside the others' way
  *   pipeline.c  the pass: dispatch, expand, return, finish; rows.c: two of them as calls
  *   experts.c   the GEMMs of a pass, forward and backward; chain.c: in one operation
  *   memory.c    what passes take, and the forward's rows in the backward pass
@@ -390,6 +391,7 @@ typedef struct moe_pass {
     bool spread;          /* flex in a chain: rows are expanded beside it, go back behind it */
     bool chained;         /* part[chunk] tells of the chunk's rows, not `rows` */
     bool direct;          /* ... and the chain itself stores what goes back at its peers' */
+    const void *near;     /* own rows are expanded from here, and do not travel; NULL: they do */
     moe_block wire;       /* what dispatch sends, as it travels */
     moe_block wire_again; /* ... a second time */
 } moe_pass;
@@ -413,6 +415,12 @@ uint64_t moe_pass_arrive(const moe_pass *p, const moe_slot *slot, int chunk);
  * last use no more. */
 void moe_pass_credit(moe_pass *p, const moe_slot *slot, epo_scope scope, epo_event *first,
                      epo_event *second, epo_event *third);
+
+/* Sets p->near; the queue for a dispatch in one chunk. */
+epo_queue *moe_near_choose(moe_pass *p, const void *src);
+/* p->near: own rows are taken out of the dispatch's exchange; in moe_pass_expand's place. */
+void moe_near_leave(const moe_pass *p, epo_exchange *x);
+void moe_near_expand(moe_pass *p, void *dst);
 
 /* flex: does the exchange itself sum a token's rows on their way back? */
 bool moe_plan_sums(const epo_plan *plan);

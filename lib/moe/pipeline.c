@@ -220,7 +220,7 @@ static uint64_t gathered_bytes(const moe_pass *p) {
 }
 
 /* Chunks [i, end) in one exchange. */
-static void dispatch_chunks(moe_pass *p, const moe_cargo *c, int i, int end) {
+static void dispatch_chunks(moe_pass *p, epo_queue *queue, const moe_cargo *c, int i, int end) {
     epo_group *g = p->group;
     moe_slot *slot = &p->buffer->dispatch;
     epo_exchange x = moe_pass_load(p, &p->dispatch, i, end, c);
@@ -228,7 +228,10 @@ static void dispatch_chunks(moe_pass *p, const moe_cargo *c, int i, int end) {
     x.flag_offset = moe_pass_arrive(p, slot, i);
     x.epoch = slot->use;
     x.counter = moe_buffer_counter(p->buffer, x.flag_offset);
-    x.alone = i == 0 && !p->beside;
+    if (p->near != NULL)
+        moe_near_leave(p, &x);
+    x.alone = i == 0 && !p->beside && p->near == NULL;
+    x.near = p->near != NULL && !p->beside;
     x.way = p->plan->way;
     x.gathered = i == 0 ? gathered_bytes(p) : 0;
     x.parts = end - i;
@@ -243,7 +246,7 @@ static void dispatch_chunks(moe_pass *p, const moe_cargo *c, int i, int end) {
                       moe_buffer_flag(p->buffer, slot->credit, slot->use - 1, "dispatch slot", -1));
     deps.signal = end == p->chunks ? g->sent : NULL;
     moe_stats_exchange(g, MOE_BYTES_DISPATCH, x.send, x.nsend);
-    p->status = g->ops->exchange(g->comm, &x, &deps);
+    p->status = g->ops->exchange(queue, &x, &deps);
 }
 
 /* The rows as they travel; `rows` tells when they are there. */
@@ -277,13 +280,14 @@ void moe_pass_dispatch(moe_pass *p, const void *src) {
     if (p->plan->link != NULL)
         src = moe_link_dispatch(p, src);
     c.rows = src;
+    epo_queue *queue = moe_near_choose(p, src);
     moe_slot_next(p->buffer, slot);
     if (p->plan->back == NULL) /* flex sends no padding */
         g->stats.padding_bytes += p->plan->padding.out * p->buffer->row_bytes;
     /* The first chunk by itself: nothing else can run before it is there. */
     for (int i = 0; i < p->chunks && p->status == EPO_OK;) {
         int end = i == 0 || !parts ? i + 1 : p->chunks;
-        dispatch_chunks(p, &c, i, end);
+        dispatch_chunks(p, queue, &c, i, end);
         i = end;
     }
     if (p->plan->link != NULL)
@@ -332,6 +336,10 @@ void moe_pass_expand(moe_pass *p, int chunk, void *dst) {
     const moe_slot *slot = &b->dispatch;
     if (p->status != EPO_OK)
         return;
+    if (p->near != NULL) {
+        moe_near_expand(p, dst);
+        return;
+    }
     epo_deps deps = moe_deps("expand", EPO_INTERVAL_LOCAL, chunk);
     moe_deps_wait(&deps, moe_buffer_flag(b, moe_pass_arrive(p, slot, chunk), slot->use,
                                          "dispatch chunk", chunk));

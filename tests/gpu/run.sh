@@ -13,6 +13,8 @@
 #              here too; another build), portable kernels           1 GPU or more
 #   flex       flex's kernels against maps of the CPU and fp64     1 GPU or more
 #   threads    layers, ranks as threads, all arms bit for bit        1 GPU or more
+#   near       the same for flex, own rows expanded beside the others' way however
+#              few they are                                        1 GPU or more
 #   graph      plan, forward and backward in a CUDA graph, replayed   1 GPU or more
 #   bulk       10,000 random small layers (EPO_GPU_LAYERS)            1 GPU or more
 #   dense      ep-train's dense parts against the CPU's               1 GPU
@@ -63,7 +65,7 @@ while getopts n:s:o:Sh option; do
     esac
 done
 shift $((OPTIND - 1))
-phases=${*:-probe units products ways sm80 flex threads processes nccl features graph bulk dense wire nodes endure sanitizer bench strong sweep deep fp32 scale slow tools slurm}
+phases=${*:-probe units products ways sm80 flex threads near processes nccl features graph bulk dense wire nodes endure sanitizer bench strong sweep deep fp32 scale slow tools slurm}
 out=${out:-$build/results}
 mkdir -p "$out" || exit 2
 : >"$out/cases.tsv"
@@ -208,6 +210,13 @@ for phase in $phases; do
             run threads2 90 "$build/layer" threads 2 "$cases" ${seed:+"$seed"}
             run threads4 90 "$build/layer" threads 4 "$((cases / 2))" ${seed:+"$seed"}
             [ "$gpus" -lt 8 ] || run threads8 90 "$build/layer" threads 8 "$((cases / 2))" ${seed:+"$seed"}
+            ;;
+        near)
+            export EP_OVERLAP_CUDA_NEAR=1
+            run near2 90 "$build/layer" threads 2 "$cases" ${seed:+"$seed"}
+            run near4 90 "$build/layer" threads 4 "$((cases / 2))" ${seed:+"$seed"}
+            run near2p 90 "$build/layer" processes 2 "$((cases / 2))" ${seed:+"$seed"}
+            unset EP_OVERLAP_CUDA_NEAR
             ;;
         processes)
             run processes 90 "$build/layer" processes 2 "$cases" ${seed:+"$seed"}

@@ -11,6 +11,8 @@
 #include <string.h>
 
 #define DEFAULT_CHUNKS 4
+/* Of flex's rows to peers: less hides no pass over the own ones. */
+#define NEAR_BYTES (UINT64_C(3) << 20)
 /* Rows of a chunk below this cost more in GEMMs' ends than their exchange can hide. */
 #define CHUNK_BYTES (UINT64_C(32) << 20)
 /* Smaller pieces cost a copy engine more to start than to move. */
@@ -103,19 +105,25 @@ static epo_status waits_choose(epo_backend *be) {
     return EPO_OK;
 }
 
+static epo_status bytes_read(const char *name, uint64_t *out) {
+    const char *wish = getenv(name);
+    char *end = NULL;
+    if (wish == NULL || wish[0] == '\0')
+        return EPO_OK;
+    *out = strtoull(wish, &end, 10);
+    return *end == '\0' && *out <= UINT64_C(1) << 40
+               ? EPO_OK
+               : epo_fail(EPO_E_ARG, "%s: found '%s', allowed bytes, 0..2^40", name, wish);
+}
+
 static epo_status copies_choose(epo_backend *be) {
     const char *wish = getenv("EP_OVERLAP_CUDA_SMALL");
-    char *end = NULL;
     be->batch_copies = true;
     be->small_piece = SMALL_PIECE;
     be->pack = wish != NULL && strcmp(wish, "0") == 0; /* everything by copy engines */
-    if (wish == NULL || wish[0] == '\0')
-        return EPO_OK;
-    be->small_piece = strtoull(wish, &end, 10);
-    if (*end != '\0' || be->small_piece > UINT64_C(1) << 40)
-        return epo_fail(EPO_E_ARG, "EP_OVERLAP_CUDA_SMALL: found '%s', allowed bytes, 0..2^40",
-                        wish);
-    return EPO_OK;
+    be->near_bytes = NEAR_BYTES;
+    epo_status status = bytes_read("EP_OVERLAP_CUDA_SMALL", &be->small_piece);
+    return status == EPO_OK ? bytes_read("EP_OVERLAP_CUDA_NEAR", &be->near_bytes) : status;
 }
 
 /* A number of SMs from the environment, `otherwise` without. */
@@ -282,6 +290,7 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
         .nodes = be->info.nodes,
         .default_chunks = DEFAULT_CHUNKS,
         .chunk_bytes = CHUNK_BYTES,
+        .near_bytes = be->one_sided ? be->near_bytes : 0,
         .one_sided = be->one_sided,
         .fused = true,
         .parts = be->one_sided,

@@ -19,6 +19,7 @@
 /* Blocks of the kernel that stores rows: a few fill a link and are what GEMMs can spare;
  * more where the GPU has nothing else to do. */
 #define PUSH_BLOCKS 16
+#define PUSH_BLOCKS_NEAR 32
 #define PUSH_BLOCKS_ALONE 64
 
 static uint64_t segment_bytes(const epo_segment *s) { return s->rows * s->row_bytes; }
@@ -247,7 +248,7 @@ static bool few_launches(const epo_exchange *x) {
 static epo_status push_rows(epo_queue *q, const epo_exchange *x, int first, int count,
                             const char *phase, gpu_raise *raise) {
     gpu_segment piece[GPU_SEGMENTS];
-    const int blocks = x->alone ? PUSH_BLOCKS_ALONE : PUSH_BLOCKS;
+    const int blocks = x->alone ? PUSH_BLOCKS_ALONE : x->near ? PUSH_BLOCKS_NEAR : PUSH_BLOCKS;
     uint32_t rows = 0;
     int part = 0, n = 0;
     for (int i = 0; i < count; i++) {

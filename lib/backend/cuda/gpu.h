@@ -151,6 +151,7 @@ struct epo_backend {
     int lend_sms;         /* that GEMMs leave to exchanges beside them */
     int gemm_sms;         /* that those take; 0: all */
     uint64_t small_piece; /* bytes; smaller ones on average are stored, not copied */
+    uint64_t near_bytes;  /* as epo_backend_info.near_bytes */
     bool pack;            /* gathered rows by copy engines too */
     int pack_sms;         /* SMs that pack rows for copy engines beside GEMMs */
     uint32_t ways;        /* for info */
