@@ -241,6 +241,7 @@ for phase in $phases; do
                 run "graph-$dispatcher" 60 "$build/graph" processes 2 100 $dispatcher bits own errors
                 run "graph-threads-$dispatcher" 60 "$build/graph" threads 2 10 $dispatcher bits time
             done
+            run graph-e4m3 60 "$build/graph" processes 2 20 e4m3 bits own
             # What waits in a kernel must not stand before what it waits for, nor be alone on the GPU.
             CUDA_DEVICE_MAX_CONNECTIONS=1 run graph-connections1 60 "$build/graph" threads 2 10 bits own errors
             CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0} run graph-shared 60 "$build/graph" processes 2 4 bits own errors
