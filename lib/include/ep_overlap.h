@@ -495,8 +495,9 @@ EPO_API epo_status epo_schedule_run(epo_group *group, const epo_schedule *schedu
 /* What a graph holds must not depend on the routing.  So a buffer with `graphs` set needs
  * pad_to_capacity, and all ranks on one node with P2P between their GPUs (flex: a row of its
  * windows for each token and rank; sums come back for all of them); a group that delays weight
- * gradients, threads that share a GPU, a layer with experts of the caller's or EPO_SAVE_NOTHING,
- * and epo_schedule_run are refused by name (EPO_E_UNSUPPORTED).
+ * gradients, threads that share a GPU, a layer with EPO_SAVE_NOTHING, and epo_schedule_run are
+ * refused by name (EPO_E_UNSUPPORTED).  Experts of the caller's are called when a pass is
+ * captured, and what they enqueue then is replayed.
  *
  * On a stream that is being captured: epo_plan_create, epo_dispatch, epo_combine,
  * epo_forward, epo_backward, all ranks the same.  A plan belongs to the capture that made

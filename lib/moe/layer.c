@@ -175,10 +175,6 @@ epo_status moe_layer_fits(const epo_layer *l, const epo_plan *plan) {
         return epo_fail(EPO_E_UNSUPPORTED, "the layer saves EPO_SAVE_NOTHING and the plan's buffer "
                                            "is for graphs: rows sent again in the same call are "
                                            "not captured; use EPO_SAVE_ROWS");
-    if (b->replays && l->config.expert != NULL)
-        return epo_fail(EPO_E_UNSUPPORTED, "the layer's experts are the caller's and the plan's "
-                                           "buffer is for graphs: their calls are not captured; "
-                                           "use epo_dispatch and epo_combine around them");
     if (l->config.saved == EPO_SAVE_TOKENS && plan->back == NULL)
         return epo_fail(EPO_E_ARG, "the layer saves EPO_SAVE_TOKENS, but alltoall's rows come one "
                                    "an expert; use flex, EPO_SAVE_ROWS or EPO_SAVE_NOTHING");

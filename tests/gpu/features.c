@@ -259,24 +259,6 @@ static void test_beside(void) {
 
 /* ---- experts of the caller's, and overflow ---- */
 
-/* The simplest expert, y = x; its calls are counted by phase. */
-static epo_status copy_expert(void *ctx, const epo_expert_call *call) {
-    rank_job *j = ctx;
-    const uint64_t size = (uint64_t)j->c.hidden * test_size(j->c.type), at = call->row * size;
-    const bool forward = call->phase == EPO_EXPERT_FORWARD;
-    const char *from = forward ? call->x : call->dy;
-    j->calls[call->phase]++;
-    if (call->phase == EPO_EXPERT_WGRAD)
-        return EPO_OK;
-    TEST_CUDA(cudaMemcpyAsync((char *)(forward ? call->y : call->dx) + at, from + at,
-                              call->rows * size, cudaMemcpyDeviceToDevice,
-                              (cudaStream_t)call->stream));
-    if (!forward)
-        TEST_CUDA(cudaMemsetAsync(call->dweights + call->row, 0, call->rows * 4,
-                                  (cudaStream_t)call->stream));
-    return EPO_OK;
-}
-
 /* Is got[t] the input row as often as the token has slots? */
 static bool copied(rank_job *j, const void *device, int kind) {
     const ref_case *c = &j->c;
@@ -297,16 +279,10 @@ static bool copied(rank_job *j, const void *device, int kind) {
 static void *own_main(void *ctx) {
     rank_job *j = ctx;
     const ref_case *c = &j->c;
-    epo_layer_config lc = EPO_LAYER_CONFIG_INIT;
+    const epo_layer_config lc = test_copying_layer(c, &j->copying);
     epo_step *s = &j->step[0][LAYERS - 1]; /* the one whose dy is given */
     epo_layer *layer = NULL;
     j->status = open_rank(j);
-    lc.experts = c->experts;
-    lc.hidden = c->hidden;
-    lc.type = c->type;
-    lc.expert = copy_expert;
-    lc.expert_wgrad = 1;
-    lc.ctx = j;
     if (j->status == EPO_OK)
         j->status = attention(j, 0, LAYERS - 1);
     s->x = j->x[0];
@@ -322,8 +298,9 @@ static void *own_main(void *ctx) {
     if (j->status != EPO_OK)
         snprintf(j->text, sizeof j->text, "%s", j->engine->error());
     TEST_CUDA(cudaStreamSynchronize(j->stream));
-    j->hash = j->status == EPO_OK && copied(j, s->y, 0) && copied(j, s->dx, 1) && j->calls[0] > 0 &&
-              j->calls[1] == j->calls[0] && j->calls[2] == 1;
+    j->hash = j->status == EPO_OK && copied(j, s->y, 0) && copied(j, s->dx, 1) &&
+              j->copying.calls[0] > 0 && j->copying.calls[1] == j->copying.calls[0] &&
+              j->copying.calls[2] == 1;
     (void)j->engine->layer_destroy(layer);
     close_rank(j);
     return NULL;

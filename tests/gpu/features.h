@@ -32,7 +32,8 @@ typedef struct rank_job {
     int64_t *experts[BATCHES];
     float *weights[BATCHES];
     void *x[BATCHES], *memory[64];
-    int f, held, ready, calls[3];
+    int f, held, ready;
+    test_copying copying;
     void *(*main)(void *); /* NULL: rank_main */
 } rank_job;
 

@@ -256,6 +256,40 @@ static inline epo_routing test_routing(const ref_case *c, int rank, const int64_
     return r;
 }
 
+/* The simplest experts, y = x and dx = dy; calls are counted by phase. */
+typedef struct test_copying {
+    uint64_t row_bytes;
+    int calls[3];
+} test_copying;
+
+static inline epo_status test_copy(void *ctx, const epo_expert_call *call) {
+    test_copying *t = ctx;
+    const bool forward = call->phase == EPO_EXPERT_FORWARD;
+    const uint64_t at = call->row * t->row_bytes;
+    cudaStream_t stream = (cudaStream_t)call->stream;
+    t->calls[call->phase]++;
+    if (call->phase == EPO_EXPERT_WGRAD)
+        return EPO_OK;
+    TEST_CUDA(cudaMemcpyAsync((char *)(forward ? call->y : call->dx) + at,
+                              (const char *)(forward ? call->x : call->dy) + at,
+                              call->rows * t->row_bytes, cudaMemcpyDeviceToDevice, stream));
+    if (!forward)
+        TEST_CUDA(cudaMemsetAsync(call->dweights + call->row, 0, call->rows * 4, stream));
+    return EPO_OK;
+}
+
+static inline epo_layer_config test_copying_layer(const ref_case *c, test_copying *t) {
+    epo_layer_config l = EPO_LAYER_CONFIG_INIT;
+    *t = (test_copying){.row_bytes = (uint64_t)c->hidden * test_size(c->type)};
+    l.experts = c->experts;
+    l.hidden = c->hidden;
+    l.type = c->type;
+    l.expert = test_copy;
+    l.expert_wgrad = 1;
+    l.ctx = t;
+    return l;
+}
+
 /* Plan, forward, backward; *plan is the caller's to release. */
 static inline epo_status test_pass(const epo_engine *e, epo_buffer *buffer, epo_layer *layer,
                                    const epo_routing *r, const test_arrays *a, cudaStream_t stream,

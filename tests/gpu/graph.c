@@ -7,8 +7,8 @@
  *   graph threads|processes RANKS [REPLAYS [alltoall|flex|e4m3] [NAME...]]
  *
  * e4m3: flex, with e4m3 on the wire.
- * bits, own (dispatch and combine, a copy between them), errors, time, large (of time, 4096
- * tokens); without a name all but the last.
+ * bits, own (dispatch and combine, a copy between them, and that as a layer's experts), errors,
+ * time, large (of time, 4096 tokens); without a name all but the last.
  */
 #include "fixture.h"
 
@@ -30,7 +30,8 @@ typedef struct setup {
     int chunks, replays;
     fault fault;
     bool timed;
-    bool own; /* dispatch and combine, between them a copy as the caller's experts */
+    bool own;     /* dispatch and combine, between them a copy as the caller's experts */
+    bool copying; /* a layer whose experts are that copy */
 } setup;
 
 typedef struct board {
@@ -57,7 +58,8 @@ typedef struct job {
     epo_buffer *plain, *graphs;
     epo_layer *layer[2]; /* of each way, with gradients of its own */
     test_arrays a[2];    /* of each way; all but gradients of weights is the same memory */
-    char *rows, *made;   /* of `own` */
+    test_copying copying[2];
+    char *rows, *made; /* of `own` */
     float *row_weights;
     uint64_t row_bytes;
     char *memory; /* pinned */
@@ -116,8 +118,9 @@ static epo_status objects_open(job *j) {
     if (status == EPO_OK)
         status = j->engine->buffer_create(j->group, &bc, &j->graphs);
     for (int i = 0; i < 2 && status == EPO_OK; i++) {
-        epo_layer_config lc = test_layer(c, &j->a[i]);
-        lc.saved = j->s.saved;
+        epo_layer_config lc =
+            j->s.copying ? test_copying_layer(c, &j->copying[i]) : test_layer(c, &j->a[i]);
+        lc.saved = j->s.copying ? EPO_SAVE_ROWS : j->s.saved;
         status = j->engine->layer_create(j->group, &lc, &j->layer[i]);
     }
     return status;
@@ -510,6 +513,11 @@ static void run_own(job *j, bool threads, int ranks, int replays) {
         j->s = some_setup(ranks, i, replays / 2 + 1);
         j->s.own = true;
         run_case(j, threads, "dispatch and combine");
+    }
+    for (int i = 0; i < 4; i++) {
+        j->s = some_setup(ranks, i, replays / 2 + 1);
+        j->s.copying = true;
+        run_case(j, threads, "the caller's experts");
     }
 }
 
