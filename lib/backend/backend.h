@@ -244,6 +244,7 @@ typedef struct epo_chain_direct {
     uint64_t dweights;           /* likewise, where act->dw goes */
     const int32_t *first, *to;   /* memory of operations */
     uint64_t flag_offset, epoch; /* as an exchange of the group tells, behind all parts */
+    const uint64_t *counter;     /* as epo_exchange.counter */
 } epo_chain_direct;
 typedef struct epo_chain_part {
     int first, count;       /* experts */

@@ -58,7 +58,7 @@ static epo_chain chain_make(const moe_pass *p, const epo_layer *l, const epo_gem
 static bool returns_direct(const moe_pass *p, epo_chain_direct *d) {
     const epo_plan *plan = p->plan;
     const moe_slot *slot = &p->buffer->combine;
-    if (!plan->own_stays || plan->returns_first == NULL || p->buffer->replays ||
+    if (!plan->own_stays || plan->returns_first == NULL ||
         !moe_group_reaches(p->group, p->buffer->scope))
         return false;
     *d = (epo_chain_direct){.window = p->buffer->window,
@@ -67,7 +67,8 @@ static bool returns_direct(const moe_pass *p, epo_chain_direct *d) {
                             .first = plan->returns_first,
                             .to = plan->returns_to,
                             .flag_offset = moe_pass_arrive(p, slot, p->chunks - 1),
-                            .epoch = slot->use + 1};
+                            .epoch = p->buffer->replays ? 0 : slot->use + 1,
+                            .counter = moe_buffer_counter(p->buffer, slot->arrive)};
     return true;
 }
 

@@ -177,13 +177,17 @@ static epo_status direct_tells(epo_queue *q, const epo_chain *c, epo_gg_chain *g
     gpu_raise raise;
     if (d == NULL)
         return EPO_OK;
-    const epo_exchange x = {.window = d->window, .flag_offset = d->flag_offset, .epoch = d->epoch};
+    const epo_exchange x = {.window = d->window,
+                            .flag_offset = d->flag_offset,
+                            .epoch = d->epoch,
+                            .counter = d->counter};
     epo_status status = gpu_flag_raise(q, &x, phase, &raise);
     if (status != EPO_OK)
         return status;
     gg->direct.words = raise.words + raise.part[0].word;
     gg->direct.step = raise.rank_step;
     gg->direct.value = raise.epoch;
+    gg->direct.counter = raise.counter;
     return EPO_OK;
 }
 

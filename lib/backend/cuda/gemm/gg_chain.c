@@ -223,6 +223,7 @@ static void set_direct(const epo_gg_direct *d, gg_direct *to) {
                       .words = d->ranks > 0 ? d->words : NULL,
                       .step = d->step,
                       .value = d->value,
+                      .counter = d->counter,
                       .ranks = d->ranks,
                       .own = d->own};
     for (int r = 0; r < d->ranks; r++) {

@@ -88,6 +88,7 @@ typedef struct gg_direct {
     float *dweight[EPO_GG_RANKS];
     uint64_t *words; /* NULL: nobody is told */
     uint64_t step, value;
+    const uint64_t *counter; /* NULL: 0 */
     int32_t ranks, own;
 } gg_direct;
 typedef struct gg_chain {

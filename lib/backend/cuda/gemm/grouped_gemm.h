@@ -177,6 +177,7 @@ typedef struct epo_gg_direct {
      * (release, system); NULL: nobody is told. */
     uint64_t *words;
     uint64_t step, value;
+    const uint64_t *counter; /* not NULL: added to `value` when the kernel runs */
 } epo_gg_direct;
 
 typedef struct epo_gg_chain {
