@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * bulk.c - very many random small layers against the fp64 reference, ranks as threads.
- * What costs time is kept: a group serves a block of layers, a buffer ten of them, device
- * memory all; while the GPUs work, each rank's thread makes the reference.
+ * What costs time is kept: a group serves a block of layers, a buffer ten of them, a rank's arrays
+ * all; while the GPUs work, each rank's thread makes the reference.
  *
  *   bulk LAYERS [SEED [RANKS [SECONDS [PROCESSES [GROUPS]]]]]
  *
  * RANKS 0: 1, 2 and 4 in turns.  Block b of BLOCK layers follows from SEED + b alone, and is
  * run again by itself with `bulk BLOCK (SEED + b) RANKS`.  Blocks are shared out to as many
- * GROUPS in each process; no buffer begins after SECONDS.
+ * GROUPS in each process (1); no buffer begins after SECONDS.  Several groups in one process may
+ * wait for each other until the limit: who frees a window waits for its GPU with the driver's lock
+ * held, which all ranks want that are threads.
  */
 #include "fixture.h"
 
@@ -120,7 +122,6 @@ static void memory_close(rank_state *s) {
     test_arrays_close(&s->a);
     cudaFreeHost(s->stage);
     cudaFreeHost(s->back);
-    cudaStreamDestroy(s->stream);
 }
 
 /* Weights and rows by the stream's order; outputs poisoned. */
@@ -273,7 +274,6 @@ static void *rank_main(void *ctx) {
     block *k = s->k;
     TEST_CUDA(cudaSetDevice(s->rank % k->devices));
     TEST_CUDA(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking));
-    memory_open(s);
     double start = test_now();
     epo_status status = group_open(s);
     spent(&k->b->ns_group, start);
@@ -302,14 +302,14 @@ static void *rank_main(void *ctx) {
     (void)k->engine->buffer_destroy(s->buffer);
     (void)k->engine->group_destroy(s->group);
     spent(&k->b->ns_group, start);
-    memory_close(s);
+    cudaStreamDestroy(s->stream);
     return NULL;
 }
 
 /* ---- blocks and workers ---- */
 
 static void block_run(const epo_engine *engine, board *b, uint64_t seed, int ranks, int devices,
-                      int layers) {
+                      int layers, rank_state *state) {
     const uint64_t r = test_random(seed, 0);
     block k = {.engine = engine,
                .b = b,
@@ -318,7 +318,6 @@ static void block_run(const epo_engine *engine, board *b, uint64_t seed, int ran
                .devices = devices,
                .layers = layers};
     const double start = test_now();
-    rank_state state[MAX_RANKS];
     if (ranks == 0)
         k.ranks = r % 4 == 0 ? 1 : r % 4 == 1 ? 4 : 2;
     k.overlap = (r >> 8) % 4 ? EPO_ON : EPO_OFF;
@@ -327,8 +326,11 @@ static void block_run(const epo_engine *engine, board *b, uint64_t seed, int ran
     k.chunks = k.overlap == EPO_ON ? 1 << (r >> 24) % 4 : 1;
     if (engine->world_create(k.ranks, &k.world) != EPO_OK)
         return;
-    for (int i = 0; i < k.ranks; i++)
-        state[i] = (rank_state){.k = &k, .rank = i};
+    for (int i = 0; i < k.ranks; i++) {
+        state[i].k = &k;
+        state[i].group = NULL;
+        state[i].buffer = NULL;
+    }
     test_threads(k.ranks, rank_main, state, sizeof *state);
     engine->world_destroy(k.world);
     printf("# block 0x%llx, %d ranks, %s %s%s, %d chunks: %d layers in %.2f s\n",
@@ -343,10 +345,11 @@ typedef struct worker {
     board *b;
     uint64_t seed;
     int ranks, layers;
+    rank_state state[MAX_RANKS];
 } worker;
 
 static void *worker_main(void *ctx) {
-    const worker *w = ctx;
+    worker *w = ctx;
     const epo_engine *engine = epo_engine_entry(EPO_ENGINE_ABI);
     int devices = 0;
     TEST_CUDA(cudaGetDeviceCount(&devices));
@@ -356,17 +359,32 @@ static void *worker_main(void *ctx) {
         if (left <= 0 || test_now() > w->b->until)
             return NULL;
         block_run(engine, w->b, w->seed + (uint64_t)mine, w->ranks, devices,
-                  left < BLOCK ? left : BLOCK);
+                  left < BLOCK ? left : BLOCK, w->state);
     }
 }
 
-static int process_main(worker *w, int groups) {
+/* Device memory is taken before, and given back behind, all groups. */
+static int process_main(const worker *w, int groups) {
     pthread_t thread[MAX_GROUPS];
-    for (int i = 0; i < groups; i++)
-        pthread_create(&thread[i], NULL, worker_main, w);
-    for (int i = 0; i < groups; i++)
+    worker *each = calloc((size_t)groups, sizeof *each);
+    int devices = 0;
+    TEST_CUDA(cudaGetDeviceCount(&devices));
+    for (int i = 0; i < groups && each != NULL; i++) {
+        each[i] = *w;
+        for (int r = 0; r < MAX_RANKS; r++) {
+            TEST_CUDA(cudaSetDevice(r % devices));
+            each[i].state[r].rank = r;
+            memory_open(&each[i].state[r]);
+        }
+    }
+    for (int i = 0; i < groups && each != NULL; i++)
+        pthread_create(&thread[i], NULL, worker_main, &each[i]);
+    for (int i = 0; i < groups && each != NULL; i++)
         pthread_join(thread[i], NULL);
-    return 0;
+    for (int i = 0; i < groups * MAX_RANKS && each != NULL; i++)
+        memory_close(&each[i / MAX_RANKS].state[i % MAX_RANKS]);
+    free(each);
+    return each == NULL;
 }
 
 static double each(int64_t ns, int layers) { return layers > 0 ? 1e-6 * (double)ns / layers : 0; }
@@ -381,7 +399,7 @@ int main(int argc, char **argv) {
     const int ranks = argc > 3 ? (int)strtol(argv[3], NULL, 10) : 0;
     const double limit = argc > 4 ? strtod(argv[4], NULL) : 1e9, start = test_now();
     const int workers = argc > 5 ? (int)strtol(argv[5], NULL, 10) : 1;
-    const int groups = argc > 6 ? (int)strtol(argv[6], NULL, 10) : 3;
+    const int groups = argc > 6 ? (int)strtol(argv[6], NULL, 10) : 1;
     if (layers < 1 || ranks < 0 || ranks > MAX_RANKS || workers < 1 || workers > 64 || groups < 1 ||
         groups > MAX_GROUPS) {
         fprintf(stderr,
@@ -400,7 +418,7 @@ int main(int argc, char **argv) {
         if (fork() == 0) {
             if (i % 2) /* all rows by copy engines */
                 setenv("EP_OVERLAP_CUDA_SMALL", "0", 1);
-            worker w = {b, seed, ranks, layers};
+            const worker w = {.b = b, .seed = seed, .ranks = ranks, .layers = layers};
             _exit(process_main(&w, groups));
         }
     for (int i = 0, status = 0; i < workers; i++, status = 0)
