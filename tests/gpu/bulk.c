@@ -9,8 +9,8 @@
  * RANKS 0: 1, 2 and 4 in turns.  Block b of BLOCK layers follows from SEED + b alone, and is
  * run again by itself with `bulk BLOCK (SEED + b) RANKS`.  Blocks are shared out to as many
  * GROUPS in each process (1); no buffer begins after SECONDS.  Several groups in one process may
- * wait for each other until the limit: who frees a window waits for its GPU with the driver's lock
- * held, which all ranks want that are threads.
+ * wait for each other until the limit: their streams share hardware queues, and who frees a window
+ * waits for its GPU with the driver's lock held, which all ranks want that are threads.
  */
 #include "fixture.h"
 
@@ -407,6 +407,8 @@ int main(int argc, char **argv) {
                 layers, ranks, MAX_RANKS, workers, groups, MAX_GROUPS);
         return 2;
     }
+    /* Many streams: where they share hardware queues, one rank's wait holds up another's rows. */
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     board *b = mmap(NULL, sizeof *b, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (b == MAP_FAILED)
         return 2;
