@@ -48,6 +48,17 @@ __device__ __forceinline__ tile tile_wait(const shared<C> &s, const ring<kSlots>
     return slot_read(s, at);
 }
 
+/* A warp's look at the tile behind the one at `at`, while products run; false: not known. */
+template <class C>
+__device__ __forceinline__ bool slot_peek(const shared<C> &s, ring<kSlots> at, tile &next) {
+    at.next();
+    if (!__all_sync(0xffffffffu, cluster_test(s.known(at.index), at.parity))) {
+        return false;
+    }
+    next = slot_read(s, at);
+    return true;
+}
+
 template <class C>
 __device__ __forceinline__ void load_a(const gg_params &p, const shared<C> &s, int stage,
                                        const CUtensorMap *map, const tile &t, int block, int boxes,

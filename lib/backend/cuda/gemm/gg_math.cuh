@@ -127,10 +127,13 @@ template <class C>
 __device__ void math(const gg_params &p, const shared<C> &s, const gg_maps &m, int group) {
     ring<kSlots> at;
     ring<C::kStages> from;
+    tile next;
+    bool peeked = false;
     int lane = threadIdx.x & 31;
     shared<C> first = shared_of(s, 0), there = shared_of(s, min(lane, p.cluster - 1));
     while (true) {
-        tile t = tile_wait(s, at);
+        tile t = peeked ? next : tile_wait(s, at);
+        peeked = false;
         if (t.expert < 0) {
             break;
         }
@@ -148,6 +151,9 @@ __device__ void math(const gg_params &p, const shared<C> &s, const gg_maps &m, i
             multiply_tile(p, s, there, from, t, blocks, group, acc, keep, [&](int i) {
                 if (i == max(blocks - kPrefetchBlocks, 0)) {
                     prefetch_old<C>(p, t, group * 4 + ((threadIdx.x >> 5) & 3));
+                }
+                if (i == blocks - 1) {
+                    peeked = slot_peek(s, at, next);
                 }
             });
         } else {

@@ -88,6 +88,17 @@ __device__ __forceinline__ void cluster_wait(uint32_t bar, uint32_t parity) {
                      : "memory");
     } while (done == 0);
 }
+/* The same, at once. */
+__device__ __forceinline__ bool cluster_test(uint32_t bar, uint32_t parity) {
+    uint32_t done;
+    asm volatile("{\n.reg .pred p;\n"
+                 "mbarrier.test_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done)
+                 : "r"(bar), "r"(parity)
+                 : "memory");
+    return done != 0;
+}
 __device__ __forceinline__ void cluster_store16(uint32_t addr, uint4 v) {
     asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(v.x),
                  "r"(v.y), "r"(v.z), "r"(v.w)
