@@ -33,7 +33,7 @@ class _Saved:
 class _Experts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weights: torch.Tensor, layer: "MoELayer", plan: Plan,
-                trains: bool, *parameters: torch.Tensor) -> torch.Tensor:
+                trains: bool, anchor: Optional[torch.Tensor]) -> torch.Tensor:
         x, y, saved = _tokens(plan, x, "x"), plan.empty_tokens(), c_void_p()
         c.check(c.library().epo_forward(layer.handle, plan.handle, _pointer(x), _pointer(y),
                                         byref(saved) if trains else None, plan.group.stream()))
@@ -51,7 +51,7 @@ class _Experts(torch.autograd.Function):
         c.check(c.library().epo_backward(layer.handle, saved, _pointer(dy), _pointer(dx),
                                          dweights.data_ptr(), plan.group.stream()))
         layer._gradients_came()
-        return (dx, dweights, None, None, None) + (None,) * (len(ctx.needs_input_grad) - 5)
+        return dx, dweights, None, None, None, None
 
 
 class MoELayer(torch.nn.Module):
@@ -102,6 +102,7 @@ class MoELayer(torch.nn.Module):
             experts=experts, hidden=hidden, ffn=ffn, type=_type_of(dtype), wgrad_type=_type_of(grad_dtype),
             w1=self.w1.data_ptr(), w2=self.w2.data_ptr(), dw1=self._grads[0].data_ptr(),
             dw2=self._grads[1].data_ptr())
+        self._anchor = torch.empty(0, device=device, requires_grad=True)
         self._at = (self.w1.data_ptr(), self.w2.data_ptr())
         self._handle = c.create("epo_layer_create", group.handle, byref(self._config))
 
@@ -122,16 +123,22 @@ class MoELayer(torch.nn.Module):
         weights = _need(weights, "weights", (plan.tokens, plan.top_k), torch.float32, self.group.device)
         trains = torch.is_grad_enabled() and (
             x.requires_grad or weights.requires_grad or self.w1.requires_grad or self.w2.requires_grad)
-        return _Experts.apply(x, weights, self, plan, trains, self.w1, self.w2)
+        # Autograd does not see the weights: who hangs on the nodes that would add up their gradients (Megatron's
+        # overlap_grad_reduce) would be called before these are there.
+        return _Experts.apply(x, weights, self, plan, trains, self._anchor if trains else None)
 
     def _check_place(self) -> None:
         """Weights where the library knows them, and nobody who would take gradients too early."""
-        for name, w, at in (("w1", self.w1, self._at[0]), ("w2", self.w2, self._at[1])):
+        for name, w, at, grads in (("w1", self.w1, self._at[0], self._grads[0]), ("w2", self.w2, self._at[1], self._grads[1])):
             if type(w.data).__name__ == "DTensor" or getattr(w, "_is_flat_param", False) or w.numel() == 0:
                 raise RuntimeError("MoELayer.%s is sharded (FSDP): leave the layer out of it" % name)
             if w.data_ptr() != at:
-                raise RuntimeError("MoELayer.%s has moved (to another device or type, or into a flat buffer): "
-                                   "make the layer where it is to stay" % name)
+                raise RuntimeError("MoELayer.%s has moved (to another device or type, or into a flat buffer, as FSDP "
+                                   "does): make the layer where it is to stay, and leave it out of FSDP" % name)
+            if getattr(w, "main_grad", grads).data_ptr() != grads.data_ptr():
+                raise RuntimeError("MoELayer.%s got another main_grad (Megatron's DistributedDataParallel?), which the "
+                                   "library does not know: leave the layer out of it, make it with grad_dtype, and "
+                                   "reduce its own main_grad in register_wgrad_hook" % name)
             if getattr(w, "_post_accumulate_grad_hooks", None) or getattr(w, "_backward_hooks", None):
                 raise RuntimeError("MoELayer.%s has a gradient hook (overlap_grad_reduce?), which would run before "
                                    "its gradient is there: use register_wgrad_hook" % name)

@@ -55,6 +55,61 @@ def close(torch, name, got, want):
         raise SystemExit("rank %s: %s differs" % (os.environ["RANK"], name))
 
 
+def refused(call, part):
+    try:
+        call()
+    except RuntimeError as e:
+        assert part in str(e), e
+        return
+    raise SystemExit("accepted, where %r should have been said" % part)
+
+
+def check_refused(layer, x, experts, weights):
+    """Whoever would take gradients before they are there, or from elsewhere."""
+    for register in (layer.w1.register_hook, layer.w2.register_post_accumulate_grad_hook):
+        handle = register(lambda g: g)
+        refused(lambda: layer(x, experts, weights), "register_wgrad_hook")
+        handle.remove()
+    layer.w1.main_grad = layer.w1.detach().float()
+    refused(lambda: layer(x, experts, weights), "main_grad")
+    del layer.w1.main_grad
+    early = []  # as Megatron's overlap_grad_reduce: it cannot be seen, and is not called
+    node = layer.w1.expand_as(layer.w1).grad_fn.next_functions[0][0]
+    node.register_hook(lambda *_: early.append(1))
+    layer(x, experts, weights).sum().backward()
+    layer.flush()
+    assert not early, "a hook on the weights' node was called by backward"
+
+
+def check_wrapped(torch, group, x, experts, weights):
+    import ep_overlap
+    from torch.distributed.fsdp import fully_shard
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+            self.moe = ep_overlap.MoELayer(group, hidden=H, ffn=F, experts=E, top_k=K, max_tokens=T)
+
+        def forward(self):
+            return self.moe(x.detach() * self.scale, experts, weights.detach())
+
+    wrap = torch.nn.parallel.DistributedDataParallel
+    model = Model()
+    refused(wrap(model), "_ddp_params_and_buffers_to_ignore")
+    model.moe.close()
+    model = Model()
+    fully_shard(model)
+    refused(model, "FSDP")
+    model.moe.close()
+    model = Model()
+    wrap._set_params_and_buffers_to_ignore_for_model(model, ["moe.w1", "moe.w2"])
+    wrap(model)().sum().backward()
+    model.moe.flush()
+    assert model.scale.grad is not None and model.moe.w1.grad.abs().sum() > 0
+    model.moe.close()
+
+
 def rank_main():
     import torch
 
@@ -128,14 +183,9 @@ def rank_main():
         close(torch, name + "own experts: y", y2, y_want)
         close(torch, name + "own experts: dx", x2.grad, dx_want)
         close(torch, name + "own experts: dweights", weights2.grad, dw_want)
-        # refusals
-        handle = layer.w1.register_hook(lambda g: g)
-        try:
-            layer(x, experts, weights)
-            raise SystemExit("a gradient hook was accepted")
-        except RuntimeError as e:
-            assert "register_wgrad_hook" in str(e), e
-        handle.remove()
+        check_refused(layer, x, experts, weights)
+        if os.environ["WAY"] == "torch" and not gpu:
+            check_wrapped(torch, group, x, experts, weights)
         y3 = layer(x, experts, weights)
         try:
             layer.close()
