@@ -129,7 +129,7 @@ class MoELayer(torch.nn.Module):
 
     def _check_place(self) -> None:
         """Weights where the library knows them, and nobody who would take gradients too early."""
-        for name, w, at, grads in (("w1", self.w1, self._at[0], self._grads[0]), ("w2", self.w2, self._at[1], self._grads[1])):
+        for name, w, at, grads in zip(("w1", "w2"), (self.w1, self.w2), self._at, self._grads):
             if type(w.data).__name__ == "DTensor" or getattr(w, "_is_flat_param", False) or w.numel() == 0:
                 raise RuntimeError("MoELayer.%s is sharded (FSDP): leave the layer out of it" % name)
             if w.data_ptr() != at:
