@@ -227,11 +227,11 @@ static void guest_serve(far_guests *g, int i) {
     if (n < 0 && (errno == EINTR || errno == EAGAIN))
         return;
     guest->have += n > 0 ? (size_t)n : 0;
-    if (n <= 0)
-        guest_leave(g, i, true);
-    else if (guest->have == whole && guest->answered)
+    if (n > 0 && guest->have < whole)
+        return;
+    if (n > 0 && guest->answered)
         guest_leave(g, i, !guest_admit(g, guest));
-    else if (guest->have == whole && !guest_answer(g, guest))
+    else if (n <= 0 || !guest_answer(g, guest))
         guest_leave(g, i, true);
 }
 
