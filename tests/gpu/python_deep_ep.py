@@ -156,6 +156,42 @@ def check_low_latency(torch, buffer, rank, turn, device):
                 raise SystemExit("rank %d: FP8 of low_latency_dispatch is %g off" % (rank, off.max().item()))
 
 
+def check_streams(torch, buffer, rank, device):
+    """Inputs of another stream behind previous_event; memory given back while the dispatch is under way; what comes out is
+    used on a stream of the caller's."""
+    from deep_ep import Buffer
+
+    x, index, weights = inputs(torch, rank, 0, device)
+    layout = buffer.get_dispatch_layout(index, E)
+    routed = dict(topk_idx=index, topk_weights=weights, is_token_in_rank=layout[3], num_tokens_per_expert=layout[2])
+    want = buffer.dispatch(x, **routed)
+    sum_want = buffer.combine(want[0], want[4])[0]
+    gpu = device.type == "cuda"
+    side = torch.cuda.Stream() if gpu else None
+    for _ in range(5):
+        late = torch.zeros_like(x)
+        if gpu:
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(2_000_000)  # a millisecond
+                late.copy_(x)
+                ready = Buffer.capture()
+        else:
+            late.copy_(x)
+            ready = Buffer.capture()
+        got = buffer.dispatch(late, **routed, previous_event=ready, async_finish=True, allocate_on_comm_stream=True)
+        del late
+        over = [torch.full_like(x, 7.0) for _ in range(4)]  # in its memory, were that free already
+        got[5].current_stream_wait()
+        same(torch, "rows behind previous_event", got[0], want[0])
+        y, _, event = buffer.combine(got[0], got[4], previous_event=Buffer.capture(), async_finish=True)
+        del got
+        over += [torch.full_like(want[0], 7.0) for _ in range(4)]
+        event.current_stream_wait()
+        same(torch, "sums, asynchronous", y, sum_want)
+        del over, y, event
+
+
 def check_refused(torch, buffer, rank, device):
     """What is wrong is said before anything is sent, so the group goes on."""
     x, index, weights = inputs(torch, rank, 0, device)
@@ -272,6 +308,7 @@ def rank_main():
         check_deepep(torch, buffer, rank, turn, device)
         check_fp8(torch, buffer, rank, turn, device)
         check_low_latency(torch, buffer, rank, turn, device)
+    check_streams(torch, buffer, rank, device)
     check_refused(torch, buffer, rank, device)
     hybrid = HybridEPBuffer(group=dist.group.WORLD, hidden_dim=H, max_num_of_tokens_per_rank=512,
                             num_local_experts=LOCAL, use_fp8=False)
