@@ -111,13 +111,13 @@ cudaError_t launch_as(cudaStream_t stream, const gpu_flex *f, const void *rows, 
 template <typename T>
 cudaError_t launch(cudaStream_t stream, const gpu_flex *f, const void *rows, void *y) {
     switch (f->shape) {
-    case 1: return launch_as<T, Shape<16, 4, 2>>(stream, f, rows, y);
+    case 1: return launch_as<T, Shape<12, 4, 4>>(stream, f, rows, y);
     case 2: return launch_as<T, Shape<12, 4, 3>>(stream, f, rows, y);
     case 3: return launch_as<T, Shape<20, 2, 4>>(stream, f, rows, y);
     case 4: return launch_as<T, Shape<24, 2, 2>>(stream, f, rows, y);
     case 5: return launch_as<T, Shape<16, 2, 6>>(stream, f, rows, y);
     case 6: return launch_as<T, Shape<10, 4, 4>>(stream, f, rows, y);
-    default: return launch_as<T, Shape<12, 4, 4>>(stream, f, rows, y);
+    default: return launch_as<T, Shape<16, 4, 2>>(stream, f, rows, y);
     }
 }
 
