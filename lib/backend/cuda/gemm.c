@@ -169,10 +169,12 @@ bool gpu_gemm_drops_h(epo_backend *be, const epo_gemm *g) {
     return be->grouped && epo_gg_path_of(&gg) == EPO_GG_SM90;
 }
 
-/* So does that for rows that it loads. */
+/* So does that for rows that it loads.  Forward it makes the activation, too, which wants more:
+ * gate and up, n columns together, are whole units each. */
 bool gpu_gemm_keeps(epo_backend *be, const epo_gemm *g) {
     const epo_gg gg = gpu_gemm_shape(g);
-    return be->grouped && be->keeps && epo_gg_path_of(&gg) == EPO_GG_SM90;
+    return be->grouped && be->keeps && epo_gg_path_of(&gg) == EPO_GG_SM90 &&
+           (g->kind != EPO_GEMM_FORWARD || g->n % 16 == 0);
 }
 
 epo_status gpu_gemm(epo_queue *q, const epo_gemm *g, const epo_deps *deps) {
