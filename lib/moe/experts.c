@@ -50,7 +50,9 @@ static void product(moe_pass *p, const epo_layer *l, int chunk, const epo_gemm *
 void *moe_product_keeps(const moe_pass *p, const epo_layer *l, epo_gemm *shape, void *dst) {
     const epo_group *g = p->group;
     const epo_plan *plan = p->plan;
+    const epo_swiglu act = {.ffn = l->config.ffn, .type = l->config.type};
     epo_gemm all = *shape;
+    all.act = &act; /* FORWARD: with it the product may be another kernel's */
     all.type = all.c_type = l->config.type;
     all.row_first = plan->op_first;
     all.row_count = plan->op_count;

@@ -172,7 +172,9 @@ bool gpu_gemm_drops_h(epo_backend *be, const epo_gemm *g) {
 /* So does that for rows that it loads.  Forward it makes the activation, too, which wants more:
  * gate and up, n columns together, are whole units each. */
 bool gpu_gemm_keeps(epo_backend *be, const epo_gemm *g) {
-    const epo_gg gg = gpu_gemm_shape(g);
+    epo_gg gg = gpu_gemm_shape(g);
+    if (g->act != NULL && g->kind == EPO_GEMM_FORWARD)
+        gpu_gemm_act(&gg, g->act);
     return be->grouped && be->keeps && epo_gg_path_of(&gg) == EPO_GG_SM90 &&
            (g->kind != EPO_GEMM_FORWARD || g->n % 16 == 0);
 }
@@ -195,6 +197,10 @@ epo_status gpu_gemm(epo_queue *q, const epo_gemm *g, const epo_deps *deps) {
             gpu_gemm_act(&gg, g->act);
         const int lent = g->lends ? GPU_BESIDE_SMS : g->beside ? q->be->lend_sms : 0;
         const bool own = gemm_own(q->be, &gg, &gg.path);
+        if (g->keep != NULL && gg.path != EPO_GG_AUTO)
+            return epo_fail(EPO_E_STATE,
+                            "rank %d: %s: rows are to be kept, which our sm_90 products alone do",
+                            q->be->rank, deps->name);
         if (fuse && !own && g->c == NULL)
             return epo_fail(EPO_E_STATE,
                             "rank %d: %s: no room for h, which a library's products make",
