@@ -15,7 +15,7 @@
 #include "core/names.h"
 
 #define LEAST_DEFAULT (UINT64_C(4) << 20) /* below, NCCL's kernel is there first */
-#define WAIT_DEFAULT_US 10000
+#define WAIT_DEFAULT_US 1000
 #define AGREE_LIMIT_S 10.0
 #define DRAIN_LIMIT_S 600.0
 #define ABORT_LIMIT_S 20.0
