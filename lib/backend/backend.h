@@ -124,10 +124,12 @@ typedef struct epo_backend_info {
     int nodes;            /* that its ranks are on; more than one: exchange knows scopes */
     double link_gbs, link_us;
     int default_chunks;
+    int flex_chunks;      /* of flex, which measures none; 0: default_chunks */
     uint64_t chunk_bytes; /* of rows: smaller chunks do not pay; 0: any do */
     /* Where `spread` is: own rows are expanded beside an exchange that sends so many bytes; with
-     * less, an exchange that has the device to itself had better be on COMPUTE.  0: neither. */
-    uint64_t near_bytes;
+     * less, or more than near_most, an exchange that has the device to itself had better be on
+     * COMPUTE.  0: neither. */
+    uint64_t near_bytes, near_most;
     bool one_sided;       /* exchange writes peers' windows; else two-sided */
     bool fused;           /* gemm takes an activation */
     bool parts;           /* exchange takes several parts */

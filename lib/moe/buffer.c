@@ -122,7 +122,7 @@ static epo_status check_numbers(const epo_group *g, const epo_buffer_config *c) 
 }
 
 /* As asked, else as many as the backend likes, of chunks that are worth it. */
-static int choose_chunks(const epo_group *g, int asked, const epo_buffer *b) {
+int moe_buffer_chunks(const epo_group *g, int asked, const epo_buffer *b) {
     const epo_backend_info *info = g->ops->info(g->be);
     int n = asked > 0 ? asked : g->chunks;
     if (n == 0) {
@@ -130,7 +130,8 @@ static int choose_chunks(const epo_group *g, int asked, const epo_buffer *b) {
         int copies =
             b->dispatcher == EPO_DISPATCH_FLEX && g->ranks < b->top_k ? g->ranks : b->top_k;
         uint64_t bytes = (uint64_t)b->max_tokens * (uint64_t)copies * b->row_bytes;
-        n = info->default_chunks;
+        n = b->dispatcher == EPO_DISPATCH_FLEX && info->flex_chunks > 0 ? info->flex_chunks
+                                                                        : info->default_chunks;
         if (info->chunk_bytes > 0 && bytes / info->chunk_bytes < (uint64_t)n)
             n = (int)(bytes / info->chunk_bytes);
     }
@@ -229,7 +230,7 @@ static epo_status configure(const epo_group *g, const epo_buffer_config *given, 
         status = replays_set(b);
     if (status != EPO_OK)
         return status;
-    b->chunks = choose_chunks(g, c.chunks, b);
+    b->chunks = moe_buffer_chunks(g, c.chunks, b);
     if (b->replays && !moe_plan_on_device(b))
         return epo_fail(EPO_E_UNSUPPORTED,
                         "buffer: graphs with %d ranks, %d experts and %d chunks: the device does "

@@ -172,6 +172,8 @@ struct epo_buffer {
 };
 
 /* Nobody named a number: the buffer's becomes the most that may be chosen. */
+/* As many as asked for, or as the group or the backend says. */
+int moe_buffer_chunks(const epo_group *g, int asked, const epo_buffer *b);
 void moe_tune_open(epo_buffer *b, bool free_choice);
 void moe_tune_close(epo_buffer *b);
 /* What a file gave; must be the same on all ranks. */

@@ -29,9 +29,10 @@ epo_queue *moe_near_choose(moe_pass *p, const void *src) {
         plan->chunks != 1 || plan->link != NULL || p->buffer->replays ||
         p->buffer->wire != EPO_WIRE_ROWS || plan->way != EPO_WAY_STORES || plan->top_k > 32)
         return g->comm;
-    if (bytes_to_peers(p) >= least)
+    const uint64_t bytes = bytes_to_peers(p), most = g->ops->info(g->be)->near_most;
+    if (bytes >= least && bytes <= most)
         p->near = p->tokens == NULL ? src : NULL;
-    else if (!p->beside) /* a queue of its own costs more than so few rows can win */
+    else if (!p->beside && moe_plan_sums(plan)) /* a queue of its own costs more than it can win */
         return g->compute;
     return g->comm;
 }

@@ -63,7 +63,8 @@ static void world_open(world *w, int local, bool free_choice) {
     w->ops.between = fake_between;
     for (int r = 0; r < RANKS; r++) {
         epo_buffer *b = &w->buffer[r];
-        w->group[r] = (epo_group){.ops = &w->ops, .rank = r, .ranks = RANKS, .overlap = true};
+        w->group[r] = (epo_group){
+            .object = {&moe_engine}, .ops = &w->ops, .rank = r, .ranks = RANKS, .overlap = true};
         b->group = &w->group[r];
         b->experts = local * RANKS;
         b->local = local;
@@ -291,6 +292,69 @@ static void test_file(void) {
     unlink(path);
 }
 
+/* What is taken where nobody says and nothing is measured. */
+static void test_unmeasured(void) {
+    world w;
+    world_open(&w, 64, true);
+    epo_buffer *b = &w.buffer[0];
+    b->max_tokens = 65536;
+    info = (epo_backend_info){.default_chunks = 4};
+    b->dispatcher = EPO_DISPATCH_FLEX;
+    CU_ASSERT_EQUAL(moe_buffer_chunks(b->group, 0, b), 4);
+    info.flex_chunks = 1;
+    CU_ASSERT_EQUAL(moe_buffer_chunks(b->group, 0, b), 1);
+    CU_ASSERT_EQUAL(moe_buffer_chunks(b->group, 2, b), 2);
+    b->dispatcher = EPO_DISPATCH_ALLTOALL;
+    CU_ASSERT_EQUAL(moe_buffer_chunks(b->group, 0, b), 4);
+    info = (epo_backend_info){0};
+}
+
+static epo_status no_spread(epo_queue *queue, const epo_rows_spread *rows, const epo_deps *deps) {
+    (void)queue, (void)rows, (void)deps;
+    return EPO_OK;
+}
+
+/* The dispatch of a pass in one chunk that sends `rows` to another rank: 'n' beside own rows'
+ * expanding, 'c' on COMPUTE, '-' on a queue of its own. */
+static char near_of(world *w, uint64_t rows, bool beside) {
+    static char compute, comm;
+    epo_buffer *b = &w->buffer[0];
+    epo_group *g = &w->group[0];
+    const int first[] = {0, 2};
+    const uint64_t back[1] = {0};
+    moe_piece send[] = {{.peer = 0, .rows = 100000}, {.peer = 1, .rows = rows}};
+    epo_plan plan = {.buffer = b, .chunks = 1, .top_k = 8, .back = (void *)(uintptr_t)back};
+    moe_pass p = {.group = g, .buffer = b, .plan = &plan, .beside = beside};
+    p.dispatch.send = send;
+    p.dispatch.send_first = (int *)(uintptr_t)first;
+    w->ops.spread = no_spread;
+    g->compute = (epo_queue *)&compute;
+    g->comm = (epo_queue *)&comm;
+    const epo_queue *queue = moe_near_choose(&p, "x");
+    return p.near != NULL ? 'n' : queue == g->compute ? 'c' : '-';
+}
+
+/* Few bytes win nothing, very many cost; without sums on the way a combine is on COMM, and what
+ * comes behind it has to be, too. */
+static void test_near(void) {
+    world w;
+    dispatcher = EPO_DISPATCH_FLEX;
+    world_open(&w, 64, true);
+    dispatcher = EPO_DISPATCH_ALLTOALL;
+    info = (epo_backend_info){.near_bytes = 3 << 20, .near_most = 32 << 20, .sums = true};
+    CU_ASSERT_EQUAL(near_of(&w, 767, false), 'c');
+    CU_ASSERT_EQUAL(near_of(&w, 768, false), 'n');
+    CU_ASSERT_EQUAL(near_of(&w, 8192, false), 'n');
+    CU_ASSERT_EQUAL(near_of(&w, 8193, false), 'c');
+    CU_ASSERT_EQUAL(near_of(&w, 767, true), '-');
+    info.sums = false;
+    CU_ASSERT_EQUAL(near_of(&w, 767, false), '-');
+    CU_ASSERT_EQUAL(near_of(&w, 768, false), 'n');
+    info.near_bytes = 0;
+    CU_ASSERT_EQUAL(near_of(&w, 768, false), '-');
+    info = (epo_backend_info){0};
+}
+
 int main(void) {
     static const CU_TestInfo tests[] = {
         {"the number fastest on the slowest rank", test_fastest},
@@ -303,6 +367,8 @@ int main(void) {
         {"the way behind the number", test_ways},
         {"the way alone", test_ways_alone},
         {"a file's way", test_ways_file},
+        {"where nothing is measured", test_unmeasured},
+        {"flex beside own rows, by size", test_near},
         CU_TEST_INFO_NULL,
     };
     return unit_run("tune", tests);

@@ -13,6 +13,7 @@
 #define DEFAULT_CHUNKS 4
 /* Of flex's rows to peers: less hides no pass over the own ones. */
 #define NEAR_BYTES (UINT64_C(3) << 20)
+#define NEAR_MOST (UINT64_C(32) << 20)
 /* Rows of a chunk below this cost more in GEMMs' ends than their exchange can hide. */
 #define CHUNK_BYTES (UINT64_C(32) << 20)
 /* Smaller pieces cost a copy engine more to start than to move. */
@@ -289,8 +290,10 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
         .ranks = be->ranks,
         .nodes = be->info.nodes,
         .default_chunks = DEFAULT_CHUNKS,
+        .flex_chunks = be->one_sided ? 1 : 0, /* more of them lost at every size */
         .chunk_bytes = CHUNK_BYTES,
         .near_bytes = be->one_sided ? be->near_bytes : 0,
+        .near_most = NEAR_MOST,
         .one_sided = be->one_sided,
         .fused = true,
         .parts = be->one_sided,
