@@ -157,9 +157,11 @@ static ncclResult_t group_prepare(const real_nccl *real, thread_state *t) {
 
 static ncclResult_t group_join(const thread_state *t) {
     ncclResult_t r = ncclSuccess;
-    for (size_t i = 0; i < t->count && r == ncclSuccess; i++)
-        if (t->messages[i].beside)
-            r = channel_join(t->messages[i].comm->channel, t->messages[i].stream);
+    for (size_t i = 0; i < t->count && r == ncclSuccess; i++) {
+        channel *ch = t->messages[i].comm->channel; /* NULL: another thread has aborted it */
+        if (t->messages[i].beside && ch != NULL)
+            r = channel_join(ch, t->messages[i].stream);
+    }
     return r;
 }
 
@@ -184,8 +186,9 @@ ncclResult_t group_end(const real_nccl *real, thread_state *t) {
     if (t->depth > 0)
         return r;
     channel_close_all(&t->ending);
-    const ncclResult_t joined = prepared == ncclSuccess ? group_join(t) : prepared;
-    if (r == ncclSuccess || r == ncclInProgress)
+    const bool went = r == ncclSuccess || r == ncclInProgress;
+    const ncclResult_t joined = prepared == ncclSuccess && went ? group_join(t) : prepared;
+    if (went)
         r = joined != ncclSuccess ? joined : r;
     t->count = 0;
     t->failed = false;
