@@ -221,18 +221,22 @@ static void test_messages(void) {
 
 /* Halves with each that is late and comes back, and never leaves its bounds. */
 static void test_patience(void) {
-    double now = 10;
+    double now = 10e-3;
     for (int i = 0; i < 3; i++)
-        now = agree_patience(now, 10, true);
-    CU_ASSERT_EQUAL(now, 1.25);
+        now = agree_patience(now, 10e-3, true);
+    CU_ASSERT_EQUAL(now, 1.25e-3);
     for (int i = 0; i < 9; i++)
-        now = agree_patience(now, 10, true);
-    CU_ASSERT_EQUAL(now, 1);
-    now = agree_patience(now, 10, false);
-    CU_ASSERT_EQUAL(now, 2);
+        now = agree_patience(now, 10e-3, true);
+    CU_ASSERT_EQUAL(now, 1e-3);
+    now = agree_patience(now, 10e-3, false);
+    CU_ASSERT_EQUAL(now, 2e-3);
     for (int i = 0; i < 9; i++)
-        now = agree_patience(now, 10, false);
-    CU_ASSERT_EQUAL(now, 10);
+        now = agree_patience(now, 10e-3, false);
+    CU_ASSERT_EQUAL(now, 10e-3);
+    for (int i = 0; i < 9; i++)
+        now = agree_patience(1e-3, 1e-3, i % 2 == 0);
+    CU_ASSERT_EQUAL(now, 1e-3);
+    CU_ASSERT_EQUAL(agree_patience(5e-4, 5e-4, true), 5e-4);
 }
 
 int main(void) {

@@ -14,6 +14,7 @@
 
 /* Of a pair's word. */
 enum { PAIR_LOWER = 1, PAIR_HIGHER = 2, PAIR_AGREED = 3, PAIR_REFUSED = 4 };
+#define PATIENCE_LEAST_S 1e-3
 #define WHOLE_REFUSED 0x80000000u
 
 double agree_now(void) {
@@ -247,7 +248,8 @@ bool agree_taken(agree_pair *p, uint32_t number, double until) {
 }
 
 double agree_patience(double now, double most, bool late) {
-    const double next = late ? now / 2 : 2 * now, least = most / 10;
+    const double next = late ? now / 2 : 2 * now;
+    const double least = most < PATIENCE_LEAST_S ? most : PATIENCE_LEAST_S;
     return next < least ? least : next > most ? most : next;
 }
 

@@ -103,7 +103,8 @@ bool agree_taken(agree_pair *p, uint32_t number, double until);
 void agree_refuse(agree_pair *p, uint32_t number);
 
 /* How long the next exchange waits for its peers, if this one waited `now` at most: half of it
- * after one that did not come in time, else twice; between a tenth of `most` and `most`. */
+ * after one that did not come in time, else twice; between 1 ms, or `most` if that is less, and
+ * `most`. */
 double agree_patience(double now, double most, bool late);
 
 /* Takes the name away; the memory stays. */
