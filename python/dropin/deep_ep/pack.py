@@ -158,7 +158,7 @@ def _kernels() -> Any:
         row = tl.program_id(0).to(tl.int64)
         k, r = tl.arange(0, KB), tl.arange(0, RB)
         e = tl.load(index + row * K + k, k < K, -1)
-        used = e >= 0
+        used = (e >= 0) & (e < E)  # a bad index is the library's to tell of
         tl.atomic_add(count + e, 1, used)
         owner = tl.where(used, e // LOCAL, -1)
         here = tl.max((owner[:, None] == r[None, :]).to(tl.int32), 0)
