@@ -107,13 +107,13 @@ static bool chain_issue(moe_pass *p, const epo_layer *l, const epo_gemm *first,
     epo_chain c = chain_make(p, l, &one, second, act, &parts);
     c.first.a = moe_pass_in_place(p) ? moe_pass_take_all(p, parts.arrival) : spread;
     c.direct = returns_direct(p, &direct) ? &direct : NULL;
-    if (!chain_fits(p, &c)) {
-        if (c.direct == NULL)
-            return false;
+    bool fits = chain_fits(p, &c);
+    if (!fits && c.direct != NULL) {
         c.direct = NULL;
-        if (!chain_fits(p, &c))
-            return false;
+        fits = chain_fits(p, &c);
     }
+    if (!fits)
+        return false;
     p->spread = !moe_pass_in_place(p);
     /* A copy inside the GPU takes the SMs that are left to exchanges, which do not go on
      * without where they go by SMs alone: behind the experts only the last one's way back is

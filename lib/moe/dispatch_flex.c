@@ -13,13 +13,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-/* Offsets in the plan's arena. */
-typedef struct flex_maps {
-    uint64_t first, count, token, sum, slot_weight; /* known from the counts */
-    uint64_t expand, pad, back;                     /* known from the received meta */
-    uint64_t weight, meta;                          /* meta: on the device alone */
-} flex_maps;
-
 /* CPU arrays that only the making needs. */
 typedef struct flex_scratch {
     uint64_t *send_block, *recv_block; /* [R]: first row of each rank's block */
@@ -83,7 +76,7 @@ static uint64_t back_block(const moe_making *m, int source, int destination) {
 }
 
 static void reserve(moe_arena *arena, const moe_making *m, uint64_t sent, uint64_t received,
-                    flex_maps *at) {
+                    moe_flex_maps *at) {
     const epo_plan *p = m->plan;
     uint64_t local = (uint64_t)p->buffer->local, k = (uint64_t)p->top_k;
     uint64_t tokens = (uint64_t)m->routing->tokens;
@@ -139,7 +132,7 @@ static epo_status send_meta(const moe_making *m, const flex_scratch *f, const in
 
 /* The sender's maps, and the exchange of meta. */
 static epo_status make_send(const moe_making *m, const flex_scratch *f, uint64_t sent,
-                            const flex_maps *at) {
+                            const moe_flex_maps *at) {
     epo_plan *p = m->plan;
     epo_group *g = p->buffer->group;
     uint64_t k = (uint64_t)p->top_k;
@@ -173,7 +166,7 @@ static epo_status make_send(const moe_making *m, const flex_scratch *f, uint64_t
 }
 
 /* The receiver's maps from the meta that came. */
-static epo_status make_recv(const moe_making *m, const flex_scratch *f, const flex_maps *at,
+static epo_status make_recv(const moe_making *m, const flex_scratch *f, const moe_flex_maps *at,
                             int32_t *weight) {
     epo_plan *p = m->plan;
     epo_buffer *b = p->buffer;
@@ -248,7 +241,7 @@ static void make_lanes(const moe_making *m, const flex_scratch *f, const int32_t
 
 /* ---- the plan ------------------------------------------------------------ */
 
-static void name_maps(epo_plan *p, const flex_maps *at) {
+void moe_flex_name(epo_plan *p, const moe_flex_maps *at) {
     p->op_first = moe_arena_op(&p->arena, at->first);
     p->op_count = moe_arena_op(&p->arena, at->count);
     p->expand = moe_arena_op(&p->arena, at->expand);
@@ -260,7 +253,7 @@ static void name_maps(epo_plan *p, const flex_maps *at) {
     p->weight = moe_arena_op(&p->arena, at->weight);
 }
 
-static void write_layout(epo_plan *p, const flex_maps *at) {
+void moe_flex_layout(epo_plan *p, const moe_flex_maps *at) {
     uint64_t *first = moe_arena_cpu(&p->arena, at->first);
     uint64_t *count = moe_arena_cpu(&p->arena, at->count);
     for (int e = 0; e < p->buffer->local; e++) {
@@ -271,10 +264,10 @@ static void write_layout(epo_plan *p, const flex_maps *at) {
 
 /* By the CPU. */
 static epo_status fill(const moe_making *m, const flex_scratch *f, uint64_t sent,
-                       const flex_maps *at) {
+                       const moe_flex_maps *at) {
     epo_plan *p = m->plan;
     epo_group *g = p->buffer->group;
-    write_layout(p, at);
+    moe_flex_layout(p, at);
     epo_route_pad(&m->shape, p->first, p->count, p->rows, moe_arena_cpu(&p->arena, at->pad));
     moe_arena weight = {0, false, {NULL, 0}, NULL};
     moe_arena_add(&weight, p->rows, sizeof(int32_t));
@@ -288,7 +281,7 @@ static epo_status fill(const moe_making *m, const flex_scratch *f, uint64_t sent
     if (status == EPO_OK)
         status = moe_arena_publish(g, &weight, 0, weight.bytes);
     if (status == EPO_OK) {
-        name_maps(p, at);
+        moe_flex_name(p, at);
         make_lanes(m, f, moe_arena_op(&p->arena, at->token));
         status = moe_plan_gather_weights(p, moe_buffer_at(p->buffer, p->buffer->meta_weight),
                                          moe_arena_op(&weight, 0));
@@ -338,7 +331,8 @@ static void add_up_chunks(const moe_making *m, const flex_scratch *f) {
 }
 
 /* The sender's maps, and meta rows on their way. */
-static epo_status send_on_device(const moe_making *m, const flex_scratch *f, const flex_maps *at) {
+static epo_status send_on_device(const moe_making *m, const flex_scratch *f,
+                                 const moe_flex_maps *at) {
     epo_plan *p = m->plan;
     epo_buffer *b = p->buffer;
     epo_group *g = b->group;
@@ -397,11 +391,12 @@ static epo_status receive_on_device(const moe_making *m, const flex_scratch *f) 
     return status == EPO_OK ? g->ops->flex_receive(g->compute, &in, &deps) : status;
 }
 
-static epo_status fill_on_device(const moe_making *m, const flex_scratch *f, const flex_maps *at) {
+static epo_status fill_on_device(const moe_making *m, const flex_scratch *f,
+                                 const moe_flex_maps *at) {
     epo_plan *p = m->plan;
     const int32_t *token = moe_arena_op(&p->arena, at->token);
-    write_layout(p, at);
-    name_maps(p, at);
+    moe_flex_layout(p, at);
+    moe_flex_name(p, at);
     add_up_chunks(m, f);
     make_lanes(m, f, token);
     epo_status status = moe_arena_publish(p->buffer->group, &p->arena, 0, at->token);
@@ -419,7 +414,7 @@ epo_status moe_flex_make(moe_making *m) {
     p->sent = sent;
     p->sum_width = ranks < p->top_k ? ranks : p->top_k;
     flex_scratch f;
-    flex_maps at;
+    moe_flex_maps at;
     moe_carver count = {NULL, 0, false};
     carve(&count, m, received, &f);
     moe_carver real = {count.failed ? NULL : calloc(1, count.used), 0, false};

@@ -171,9 +171,9 @@ struct epo_buffer {
     moe_tune tune;
 };
 
-/* Nobody named a number: the buffer's becomes the most that may be chosen. */
 /* As many as asked for, or as the group or the backend says. */
 int moe_buffer_chunks(const epo_group *g, int asked, const epo_buffer *b);
+/* Nobody named a number: the buffer's becomes the most that may be chosen. */
 void moe_tune_open(epo_buffer *b, bool free_choice);
 void moe_tune_close(epo_buffer *b);
 /* What a file gave; must be the same on all ranks. */
@@ -343,6 +343,16 @@ epo_status moe_alltoall_make(moe_making *m);
 epo_status moe_flex_make(moe_making *m);
 epo_status moe_flex_make_replay(moe_making *m);
 
+/* Offsets of flex's maps in the plan's arena. */
+typedef struct moe_flex_maps {
+    uint64_t first, count, token, sum, slot_weight; /* known from the counts */
+    uint64_t expand, pad, back;                     /* known from the received meta */
+    uint64_t weight, meta;                          /* meta: on the device alone */
+} moe_flex_maps;
+/* The plan's names for them; and first and count, by the CPU. */
+void moe_flex_name(epo_plan *p, const moe_flex_maps *at);
+void moe_flex_layout(epo_plan *p, const moe_flex_maps *at);
+
 /* CPU arrays: one calloc, carved.  Every carve is repeated by `count` first. */
 typedef struct moe_carver {
     char *base; /* NULL: only count */
@@ -420,6 +430,10 @@ void moe_pass_credit(moe_pass *p, const moe_slot *slot, epo_scope scope, epo_eve
 
 /* Sets p->near; the queue for a dispatch in one chunk. */
 epo_queue *moe_near_choose(moe_pass *p, const void *src);
+/* flex in one chunk, whose rows return in the order in which they came: all are expanded in one
+ * piece, each read once; what does so. */
+bool moe_pass_expands_all(const moe_pass *p);
+epo_rows_spread moe_pass_expand_all(const moe_pass *p, void *dst);
 /* p->near: own rows are taken out of the dispatch's exchange; in moe_pass_expand's place. */
 void moe_near_leave(const moe_pass *p, epo_exchange *x);
 void moe_near_expand(moe_pass *p, void *dst);

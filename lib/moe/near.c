@@ -24,13 +24,12 @@ static uint64_t bytes_to_peers(const moe_pass *p) {
 epo_queue *moe_near_choose(moe_pass *p, const void *src) {
     const epo_group *g = p->group;
     const epo_plan *plan = p->plan;
-    const uint64_t least = g->ops->info(g->be)->near_bytes;
-    if (!g->overlap || least == 0 || g->ops->spread == NULL || plan->back == NULL ||
-        plan->chunks != 1 || plan->link != NULL || p->buffer->replays ||
-        p->buffer->wire != EPO_WIRE_ROWS || plan->way != EPO_WAY_STORES || plan->top_k > 32)
+    const epo_backend_info *info = g->ops->info(g->be);
+    if (!g->overlap || info->near_bytes == 0 || p->buffer->replays || plan->way != EPO_WAY_STORES ||
+        !moe_pass_expands_all(p))
         return g->comm;
-    const uint64_t bytes = bytes_to_peers(p), most = g->ops->info(g->be)->near_most;
-    if (bytes >= least && bytes <= most)
+    const uint64_t bytes = bytes_to_peers(p);
+    if (bytes >= info->near_bytes && bytes <= info->near_most)
         p->near = p->tokens == NULL ? src : NULL;
     else if (!p->beside && moe_plan_sums(plan)) /* a queue of its own costs more than it can win */
         return g->compute;
@@ -46,13 +45,7 @@ void moe_near_leave(const moe_pass *p, epo_exchange *x) {
     x->nsend = n;
 }
 
-static void spread(moe_pass *p, void *dst, epo_rows_spread *s, epo_deps *deps) {
-    const epo_plan *plan = p->plan;
-    s->dst = dst;
-    s->place = plan->back;
-    s->width = plan->top_k;
-    s->dst_rows = plan->rows;
-    s->row_bytes = (uint32_t)p->buffer->row_bytes;
+static void spread(moe_pass *p, const epo_rows_spread *s, epo_deps *deps) {
     deps->result = true;
     if (p->status == EPO_OK)
         p->status = p->group->ops->spread(p->group->compute, s, deps);
@@ -70,18 +63,20 @@ void moe_near_expand(moe_pass *p, void *dst) {
     const uint64_t first = to != NULL ? to->dst_row : 0, own = to != NULL ? to->rows : 0;
     epo_deps near = moe_deps("expand own", EPO_INTERVAL_LOCAL, 0);
     epo_deps far = moe_deps("expand", EPO_INTERVAL_LOCAL, 0);
-    epo_rows_spread mine = {.pad = plan->expand}; /* -1 also for what fills to a capacity */
-    epo_rows_spread others = {.run = {{arrived, NULL, 0, first},
-                                      {arrived + (first + own) * b->row_bytes, NULL, first + own,
-                                       plan->back_rows - first - own}},
-                              .runs = 2};
+    const uint64_t last = first + own;
+    epo_rows_spread mine = moe_pass_expand_all(p, dst), others = mine;
+    mine.runs = 0;
+    others.pad = NULL;
+    others.run[0] = (epo_spread_run){arrived, NULL, 0, first};
+    others.run[1] =
+        (epo_spread_run){arrived + last * b->row_bytes, NULL, last, plan->back_rows - last};
+    others.runs = 2;
     if (from != NULL)
         mine.run[mine.runs++] = (epo_spread_run){p->near, from->index, first, own};
-    g->stats.local_bytes += (plan->back_rows + plan->rows) * b->row_bytes;
-    spread(p, dst, &mine, &near);
+    spread(p, &mine, &near);
     moe_deps_wait(&far,
                   moe_buffer_flag(b, moe_pass_arrive(p, slot, 0), slot->use, "dispatch chunk", 0));
     far.signal = g->read;
-    spread(p, dst, &others, &far);
+    spread(p, &others, &far);
     moe_pass_credit(p, slot, b->scope, g->read, NULL, NULL);
 }

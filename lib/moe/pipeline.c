@@ -310,7 +310,7 @@ static epo_rows_gather expand_rows(const moe_pass *p, int chunk, void *dst) {
 
 /* All rows in one piece, where they return in the order in which they came: then each is
  * read once. */
-static epo_rows_spread expand_all(const moe_pass *p, void *dst) {
+epo_rows_spread moe_pass_expand_all(const moe_pass *p, void *dst) {
     const epo_plan *plan = p->plan;
     const epo_buffer *b = p->buffer;
     p->group->stats.local_bytes += (plan->back_rows + plan->rows) * b->row_bytes;
@@ -325,7 +325,7 @@ static epo_rows_spread expand_all(const moe_pass *p, void *dst) {
         .row_bytes = (uint32_t)b->row_bytes};
 }
 
-static bool expands_all(const moe_pass *p) {
+bool moe_pass_expands_all(const moe_pass *p) {
     return p->group->ops->spread != NULL && p->plan->back != NULL && p->plan->link == NULL &&
            p->plan->chunks == 1 && p->plan->top_k <= 32 && p->buffer->wire == EPO_WIRE_ROWS;
 }
@@ -350,8 +350,8 @@ void moe_pass_expand(moe_pass *p, int chunk, void *dst) {
         moe_pass_keep_tokens(p, lane, &deps.wait[0]);
     if (p->status != EPO_OK)
         return;
-    if (expands_all(p)) {
-        epo_rows_spread spread = expand_all(p, dst);
+    if (moe_pass_expands_all(p)) {
+        epo_rows_spread spread = moe_pass_expand_all(p, dst);
         p->status = g->ops->spread(lane, &spread, &deps);
     } else {
         epo_rows_gather gather = expand_rows(p, chunk, dst);

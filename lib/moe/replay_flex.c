@@ -7,15 +7,11 @@
  */
 #include "moe/moe.h"
 
-#include <inttypes.h>
-#include <stdlib.h>
-#include <string.h>
-
-/* Offsets in the plan's arena. */
+/* Offsets in the plan's arena: what every plan of flex has, and what its routing needs here. */
 typedef struct replay_maps {
-    uint64_t first, count, send_first, target, chunk, pad;        /* the CPU's */
-    uint64_t scratch, row, slot, send_token;                      /* of the routing */
-    uint64_t meta, token, sum, slot_weight, expand, back, weight; /* the device's */
+    moe_flex_maps flex;
+    uint64_t send_first, target, chunk;      /* the CPU's */
+    uint64_t scratch, row, slot, send_token; /* of the routing */
 } replay_maps;
 
 static uint64_t tokens_of(const moe_making *m, int rank) {
@@ -36,33 +32,31 @@ static void reserve(const moe_making *m, const epo_routes *routes, replay_maps *
     const uint64_t local = (uint64_t)p->buffer->local, experts = (uint64_t)m->shape.experts;
     const uint64_t k = (uint64_t)p->top_k, tokens = (uint64_t)p->tokens;
     const uint64_t all = (uint64_t)m->shape.ranks * tokens;
-    at->first = moe_arena_add(arena, local, sizeof(uint64_t));
-    at->count = moe_arena_add(arena, local, sizeof(uint64_t));
+    at->flex.first = moe_arena_add(arena, local, sizeof(uint64_t));
+    at->flex.count = moe_arena_add(arena, local, sizeof(uint64_t));
     at->send_first = moe_arena_add(arena, experts, sizeof(uint64_t));
     at->target = moe_arena_add(arena, experts, sizeof(uint64_t));
     at->chunk = moe_arena_add(arena, local, sizeof(int32_t));
-    at->pad = moe_arena_add(arena, p->rows, sizeof(int32_t));
+    at->flex.pad = moe_arena_add(arena, p->rows, sizeof(int32_t));
     at->scratch = moe_arena_add(arena, p->buffer->group->ops->replay_scratch(routes), 1);
     at->row = moe_arena_add(arena, tokens * k, sizeof(int32_t));
     at->slot = moe_arena_add(arena, routes->fill, sizeof(int32_t));
     at->send_token = moe_arena_add(arena, routes->fill, sizeof(int32_t));
-    at->meta = moe_arena_add(arena, all * k, 2 * sizeof(int32_t));
-    at->token = moe_arena_add(arena, all * (uint64_t)p->chunks, sizeof(int32_t));
-    at->sum = moe_arena_add(arena, tokens * (uint64_t)p->sum_width, sizeof(int32_t));
-    at->slot_weight = moe_arena_add(arena, tokens * k, sizeof(int32_t));
-    at->expand = moe_arena_add(arena, p->rows, sizeof(int32_t));
-    at->back = moe_arena_add(arena, p->back_rows * k, sizeof(int32_t));
-    at->weight = moe_arena_add(arena, p->rows, sizeof(float));
+    at->flex.meta = moe_arena_add(arena, all * k, 2 * sizeof(int32_t));
+    at->flex.token = moe_arena_add(arena, all * (uint64_t)p->chunks, sizeof(int32_t));
+    at->flex.sum = moe_arena_add(arena, tokens * (uint64_t)p->sum_width, sizeof(int32_t));
+    at->flex.slot_weight = moe_arena_add(arena, tokens * k, sizeof(int32_t));
+    at->flex.expand = moe_arena_add(arena, p->rows, sizeof(int32_t));
+    at->flex.back = moe_arena_add(arena, p->back_rows * k, sizeof(int32_t));
+    at->flex.weight = moe_arena_add(arena, p->rows, sizeof(float));
 }
 
-/* The CPU's part; `cursor`: [E]. */
+/* The CPU's part. */
 static epo_status write_layout(const moe_making *m, const replay_maps *at) {
     epo_plan *p = m->plan;
     const epo_route_shape *s = &m->shape;
     const int rank = p->buffer->group->rank;
-    const size_t local = (size_t)p->buffer->local;
-    memcpy(moe_arena_cpu(&p->arena, at->first), p->first, local * sizeof *p->first);
-    memcpy(moe_arena_cpu(&p->arena, at->count), p->count, local * sizeof *p->count);
+    moe_flex_layout(p, &at->flex);
     epo_route_send_first(s, m->counts + (size_t)rank * (size_t)s->experts,
                          moe_arena_cpu(&p->arena, at->send_first));
     epo_route_targets(s, m->counts, rank, moe_arena_cpu(&p->arena, at->target));
@@ -70,20 +64,8 @@ static epo_status write_layout(const moe_making *m, const replay_maps *at) {
     for (int c = 0; c < p->chunks; c++)
         for (int e = epo_route_chunk_first(s, c); e < epo_route_chunk_first(s, c + 1); e++)
             chunk[e] = c;
-    epo_route_pad(s, p->first, p->count, p->rows, moe_arena_cpu(&p->arena, at->pad));
+    epo_route_pad(s, p->first, p->count, p->rows, moe_arena_cpu(&p->arena, at->flex.pad));
     return moe_arena_publish(p->buffer->group, &p->arena, 0, at->scratch);
-}
-
-static void name_maps(epo_plan *p, const replay_maps *at) {
-    p->op_first = moe_arena_op(&p->arena, at->first);
-    p->op_count = moe_arena_op(&p->arena, at->count);
-    p->expand = moe_arena_op(&p->arena, at->expand);
-    p->pad = moe_arena_op(&p->arena, at->pad);
-    p->back = moe_arena_op(&p->arena, at->back);
-    p->token = moe_arena_op(&p->arena, at->token);
-    p->sum = moe_arena_op(&p->arena, at->sum);
-    p->slot_weight = moe_arena_op(&p->arena, at->slot_weight);
-    p->weight = moe_arena_op(&p->arena, at->weight);
 }
 
 static void add(moe_piece *list, int *at, moe_piece piece) {
@@ -141,10 +123,10 @@ static epo_status map_routing(const moe_making *m, const epo_routes *routes,
         .chunk = moe_arena_op(&p->arena, at->chunk),
         .chunks = p->chunks,
         .width = p->sum_width,
-        .meta = moe_arena_op(&p->arena, at->meta),
-        .token = moe_arena_op(&p->arena, at->token),
-        .sum = moe_arena_op(&p->arena, at->sum),
-        .slot_weight = moe_arena_op(&p->arena, at->slot_weight),
+        .meta = moe_arena_op(&p->arena, at->flex.meta),
+        .token = moe_arena_op(&p->arena, at->flex.token),
+        .sum = moe_arena_op(&p->arena, at->flex.sum),
+        .slot_weight = moe_arena_op(&p->arena, at->flex.slot_weight),
     };
     epo_deps judge = moe_deps("route", EPO_INTERVAL_LOCAL, -1);
     epo_deps send = moe_deps("route send", EPO_INTERVAL_LOCAL, -1);
@@ -158,7 +140,7 @@ static epo_status exchange_meta(const moe_making *m, const replay_maps *at) {
     const epo_buffer *b = p->buffer;
     const int rank = b->group->rank, ranks = m->shape.ranks;
     const uint64_t bytes = 2 * sizeof(int32_t) * (uint64_t)p->top_k;
-    const char *meta = moe_arena_op(&p->arena, at->meta);
+    const char *meta = moe_arena_op(&p->arena, at->flex.meta);
     moe_lane *lane = &p->dispatch;
     for (int i = 0; i < ranks; i++) {
         const int peer = (rank + 1 + i) % ranks;
@@ -182,8 +164,8 @@ static epo_status map_arrived(const moe_making *m, const replay_maps *at) {
                                    .received = p->back_rows,
                                    .rows = p->rows,
                                    .top_k = p->top_k,
-                                   .expand = moe_arena_op(&p->arena, at->expand),
-                                   .back = moe_arena_op(&p->arena, at->back),
+                                   .expand = moe_arena_op(&p->arena, at->flex.expand),
+                                   .back = moe_arena_op(&p->arena, at->flex.back),
                                    .weight = p->weight};
     epo_deps deps = moe_deps("route receive", EPO_INTERVAL_LOCAL, -1);
     moe_deps_wait(&deps, moe_buffer_flag(b, b->meta_arrive, 0, "routing", -1));
@@ -207,7 +189,7 @@ epo_status moe_flex_make_replay(moe_making *m) {
     reserve(m, &routes, &at);
     epo_status status = moe_arena_open(g, &p->arena);
     if (status == EPO_OK) {
-        name_maps(p, &at);
+        moe_flex_name(p, &at.flex);
         make_lanes(m);
         status = write_layout(m, &at);
     }
