@@ -5,6 +5,8 @@
 #ifndef EPO_BACKEND_LIMITED_H
 #define EPO_BACKEND_LIMITED_H
 
+#include <pthread.h>
+
 #include "ep_overlap.h"
 
 /* Runs `fn(ctx)` on a thread of its own and asks `look(asks)` now and then whether to wait on.
@@ -12,5 +14,9 @@
  * caller's any more then: `late(ctx)` is called behind fn, should that ever return. */
 epo_status epo_limited_call(void (*fn)(void *ctx), void (*late)(void *ctx), void *ctx,
                             epo_status (*look)(void *asks), void *asks);
+
+/* With the lock: waits for `wake`, whose clock is CLOCK_MONOTONIC, `ns` (below a second) at most.
+ */
+void epo_limited_nap(pthread_cond_t *wake, pthread_mutex_t *lock, long ns);
 
 #endif

@@ -160,30 +160,29 @@ static epo_status way_choose(epo_backend *be) {
                             : status;
 }
 
-/* A switch that is on unless its variable says 0; *asked: it says 1. */
+/* A switch that is on unless its variable says 0; *asked, if not NULL: it says 1. */
 static epo_status switch_read(const char *name, bool *on, bool *asked) {
     const char *wish = getenv(name);
     if (wish != NULL && wish[0] != '\0' && strcmp(wish, "0") != 0 && strcmp(wish, "1") != 0)
         return epo_fail(EPO_E_ARG, "%s: found '%s', allowed 0, 1", name, wish);
     *on = wish == NULL || strcmp(wish, "0") != 0;
-    *asked = wish != NULL && strcmp(wish, "1") == 0;
+    if (asked != NULL)
+        *asked = wish != NULL && strcmp(wish, "1") == 0;
     return EPO_OK;
 }
 
 static epo_status sums_choose(epo_backend *be) {
-    bool asked;
-    epo_status status = switch_read("EP_OVERLAP_CUDA_SUMS", &be->sums, &asked);
+    epo_status status = switch_read("EP_OVERLAP_CUDA_SUMS", &be->sums, NULL);
     be->sums = be->sums && be->bulk;
     return status;
 }
 
 static epo_status gemm_choose(epo_backend *be) {
-    bool asked;
     epo_status status = switch_read("EP_OVERLAP_CUDA_CHAIN", &be->chains, &be->chains_asked);
     if (status == EPO_OK)
-        status = switch_read("EP_OVERLAP_CUDA_DIRECT", &be->direct, &asked);
+        status = switch_read("EP_OVERLAP_CUDA_DIRECT", &be->direct, NULL);
     if (status == EPO_OK)
-        status = switch_read("EP_OVERLAP_CUDA_KEEP", &be->keeps, &asked);
+        status = switch_read("EP_OVERLAP_CUDA_KEEP", &be->keeps, NULL);
     if (status == EPO_OK)
         status = gpu_gemm_choose(be);
     return status == EPO_OK ? sms_read(be, "EP_OVERLAP_CUDA_SMS", 2, 0, &be->gemm_sms) : status;

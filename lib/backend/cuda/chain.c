@@ -364,45 +364,51 @@ static epo_status last_wait(epo_queue *q, const epo_chain *c, cudaStream_t strea
     return status;
 }
 
+/* The side stream goes on where the first launch was prepared, behind `until`. */
+static epo_status side_begin(epo_queue *q, const epo_event *until, const char *phase) {
+    gpu_chain *side = q->chain;
+    GPU_TRY(q->be, phase, cudaStreamWaitEvent(side->stream, side->prepared, 0));
+    GPU_TRY(q->be, phase, cudaStreamWaitEvent(side->stream, until->cuda, 0));
+    return EPO_OK;
+}
+
+/* What follows on the queue stands behind it. */
+static epo_status side_end(epo_queue *q, const char *phase) {
+    gpu_chain *side = q->chain;
+    GPU_TRY(q->be, phase, cudaEventRecord(side->joined, side->stream));
+    GPU_TRY(q->be, phase, cudaStreamWaitEvent(q->stream, side->joined, 0));
+    return EPO_OK;
+}
+
 /* Beside the first launch, for the SMs that were lent and, where there is no budget, for
  * those that it gives back. */
 static epo_status chain_join(epo_queue *q, const epo_chain *c, epo_gg_chain *gg,
                              const char *phase) {
     epo_backend *be = q->be;
-    gpu_chain *side = q->chain;
     gg->first.sms = be->gemm_sms != 0 ? LENT_BLOCKS : be->sms;
-    GPU_TRY(be, phase, cudaStreamWaitEvent(side->stream, side->prepared, 0));
-    GPU_TRY(be, phase, cudaStreamWaitEvent(side->stream, c->lent->cuda, 0));
-    epo_status status = last_wait(q, c, side->stream);
+    epo_status status = side_begin(q, c->lent, phase);
     if (status == EPO_OK)
-        status = epo_gg_chain_run(gg, side->stream);
-    if (status != EPO_OK)
-        return status;
-    GPU_TRY(be, phase, cudaEventRecord(side->joined, side->stream));
-    GPU_TRY(be, phase, cudaStreamWaitEvent(q->stream, side->joined, 0));
-    return EPO_OK;
+        status = last_wait(q, c, q->chain->stream);
+    if (status == EPO_OK)
+        status = epo_gg_chain_run(gg, q->chain->stream);
+    return status == EPO_OK ? side_end(q, phase) : status;
 }
 
 epo_status gpu_side_run(epo_queue *q, epo_gg *gg, const epo_event *until, const char *phase) {
-    epo_backend *be = q->be;
     gpu_chain *side = q->chain;
     if (side == NULL || until->capture != 0)
         return epo_gg_launch(gg, q->stream);
     epo_status status = epo_gg_prepare(gg, q->stream);
     if (status != EPO_OK)
         return status;
-    GPU_TRY(be, phase, cudaEventRecord(side->prepared, q->stream));
+    GPU_TRY(q->be, phase, cudaEventRecord(side->prepared, q->stream));
     status = epo_gg_run(gg, q->stream);
-    GPU_TRY(be, phase, cudaStreamWaitEvent(side->stream, side->prepared, 0));
-    GPU_TRY(be, phase, cudaStreamWaitEvent(side->stream, until->cuda, 0));
-    gg->sms = be->sms - gg->sms;
+    if (status == EPO_OK)
+        status = side_begin(q, until, phase);
+    gg->sms = q->be->sms - gg->sms;
     if (status == EPO_OK)
         status = epo_gg_run(gg, side->stream);
-    if (status != EPO_OK)
-        return status;
-    GPU_TRY(be, phase, cudaEventRecord(side->joined, side->stream));
-    GPU_TRY(be, phase, cudaStreamWaitEvent(q->stream, side->joined, 0));
-    return EPO_OK;
+    return status == EPO_OK ? side_end(q, phase) : status;
 }
 
 /* Do all exchanges go by SMs of our own and copy engines? */

@@ -5,6 +5,7 @@
  * names the missing ranks, breaks the backend and releases all waits by a poison epoch.
  */
 #include "backend/cuda/gpu.h"
+#include "backend/limited.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -213,14 +214,7 @@ static void *watch_main(void *ctx) {
     gpu_meet_watch(be->meet, true);
     pthread_mutex_lock(&w->lock);
     while (!w->stop) {
-        struct timespec until;
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += WATCH_TICK_NS;
-        if (until.tv_nsec >= 1000000000) {
-            until.tv_nsec -= 1000000000;
-            until.tv_sec++;
-        }
-        pthread_cond_timedwait(&w->wake, &w->lock, &until);
+        epo_limited_nap(&w->wake, &w->lock, WATCH_TICK_NS);
         events_ask(w);
         epo_status status = watch_scan(be, text, sizeof text);
         if (status == EPO_OK && !w->poisoned)

@@ -60,16 +60,15 @@ static void *limited_main(void *arg) {
     return NULL;
 }
 
-/* With the lock. */
-static void limited_nap(limited *l) {
+void epo_limited_nap(pthread_cond_t *wake, pthread_mutex_t *lock, long ns) {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += LIMITED_LOOK_NS;
+    until.tv_nsec += ns;
     if (until.tv_nsec >= 1000000000) {
         until.tv_nsec -= 1000000000;
         until.tv_sec++;
     }
-    (void)pthread_cond_timedwait(&l->ended, &l->lock, &until);
+    (void)pthread_cond_timedwait(wake, lock, &until);
 }
 
 epo_status epo_limited_call(void (*fn)(void *ctx), void (*late)(void *ctx), void *ctx,
@@ -87,7 +86,7 @@ epo_status epo_limited_call(void (*fn)(void *ctx), void (*late)(void *ctx), void
     }
     pthread_mutex_lock(&l->lock);
     while (!l->returned && status == EPO_OK) {
-        limited_nap(l);
+        epo_limited_nap(&l->ended, &l->lock, LIMITED_LOOK_NS);
         if (l->returned)
             break;
         pthread_mutex_unlock(&l->lock);

@@ -21,27 +21,21 @@ __device__ __forceinline__ void mbar_init(uint32_t bar, uint32_t count) {
 __device__ __forceinline__ void mbar_init_fence() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-__device__ __forceinline__ bool mbar_try(uint32_t bar, uint32_t parity) {
-    uint32_t done;
-    asm volatile("{\n.reg .pred p;\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                 "selp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(done)
-                 : "r"(bar), "r"(parity)
-                 : "memory");
-    return done != 0;
-}
-/* The same, at once: the other may sleep for a while. */
-__device__ __forceinline__ bool mbar_test(uint32_t bar, uint32_t parity) {
-    uint32_t done;
-    asm volatile("{\n.reg .pred p;\n"
-                 "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                 "selp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(done)
-                 : "r"(bar), "r"(parity)
-                 : "memory");
-    return done != 0;
-}
+/* Is the phase of that parity over?  `try` may sleep for a while before it says no, `test` says
+ * it at once. */
+#define GG_MBAR_ASK(name, ask)                                                                     \
+    __device__ __forceinline__ bool name(uint32_t bar, uint32_t parity) {                          \
+        uint32_t done;                                                                             \
+        asm volatile("{\n.reg .pred p;\n"                                                          \
+                     "mbarrier." ask ".shared::cta.b64 p, [%1], %2;\n"                             \
+                     "selp.u32 %0, 1, 0, p;\n}"                                                    \
+                     : "=r"(done)                                                                  \
+                     : "r"(bar), "r"(parity)                                                       \
+                     : "memory");                                                                  \
+        return done != 0;                                                                          \
+    }
+GG_MBAR_ASK(mbar_try, "try_wait.parity")
+GG_MBAR_ASK(mbar_test, "test_wait.parity")
 __device__ __forceinline__ void mbar_wait(uint32_t bar, uint32_t parity) {
     while (!mbar_try(bar, parity)) {
     }
@@ -77,27 +71,11 @@ __device__ __forceinline__ void cluster_announce(uint32_t bar) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(bar)
                  : "memory");
 }
+GG_MBAR_ASK(cluster_try, "try_wait.parity.acquire.cluster")
+GG_MBAR_ASK(cluster_test, "test_wait.parity.acquire.cluster")
 __device__ __forceinline__ void cluster_wait(uint32_t bar, uint32_t parity) {
-    uint32_t done;
-    do {
-        asm volatile("{\n.reg .pred p;\n"
-                     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, p;\n}"
-                     : "=r"(done)
-                     : "r"(bar), "r"(parity)
-                     : "memory");
-    } while (done == 0);
-}
-/* The same, at once. */
-__device__ __forceinline__ bool cluster_test(uint32_t bar, uint32_t parity) {
-    uint32_t done;
-    asm volatile("{\n.reg .pred p;\n"
-                 "mbarrier.test_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-                 "selp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(done)
-                 : "r"(bar), "r"(parity)
-                 : "memory");
-    return done != 0;
+    while (!cluster_try(bar, parity)) {
+    }
 }
 __device__ __forceinline__ void cluster_store16(uint32_t addr, uint4 v) {
     asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(v.x),
