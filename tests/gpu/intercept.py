@@ -370,10 +370,10 @@ def beside_gemms(r, mb):
 
 
 def part_layer(r, steps):
-    """The eager MoE layer of bench_torch.py with a training step around it, as a program has it that
+    """The eager MoE layer that bench_torch.py times with a training step around it, as a program has it that
     knows nothing of us: time of a step; of its all-to-alls, each behind a barrier; the same where the
     CPU is ahead of the GPU; and the losses to the bit."""
-    layer = EagerLayer(r)
+    layer = Trained(r)
     layer.train(steps, None)
     layer.train(steps, "barrier")
     layer.train(steps // 2, "ahead")
@@ -389,27 +389,16 @@ def part_speed(r, sizes, mb, steps):
     return True
 
 
-class EagerLayer:
-    """Workload Q. Deterministic, unlike bench_torch.py's, whose last sum is index_add."""
+class Trained:
+    """Workload Q's layer, trained in the same bits in every run."""
 
-    def __init__(self, r, tokens=4096, hidden=2048, ffn=768, experts=128, top_k=8):
-        torch = r.torch
-        self.r, self.ffn, self.experts, self.top_k = r, ffn, experts, top_k
-        self.local = experts // r.ranks
-        torch.manual_seed(7 + r.rank)
+    def __init__(self, r):
+        from eager_layer import EagerLayer
 
-        def weight(*shape):
-            return (0.03 * torch.randn(*shape, device=r.device)).bfloat16().requires_grad_()
-
-        self.w1, self.w2 = weight(self.local, 2 * ffn, hidden), weight(self.local, hidden, ffn)
-        self.x = torch.randn(tokens, hidden, device=r.device).bfloat16().requires_grad_()
-        self.chosen = torch.rand(tokens, experts, device=r.device).topk(top_k, -1).indices
-        self.probs = torch.full((tokens, top_k), 0.125, device=r.device, requires_grad=True)
-        self.token = torch.zeros(1, device=r.device)
-        self.by_expert = [s * self.local + e for e in range(self.local) for s in range(r.ranks)]
-        self.by_source = [e * r.ranks + s for s in range(r.ranks) for e in range(self.local)]
-        self.how, self.spans, self.losses = None, [], []
-        self.exchange = self.make_exchange()
+        self.r, self.how, self.spans, self.losses = r, None, [], []
+        self.token = r.torch.zeros(1, device=r.device)
+        self.layer = EagerLayer(r.rank, r.ranks, r.device, tokens=4096, hidden=2048, ffn=768, experts=128, top_k=8,
+                                move=self.move)
 
     def move(self, out, rows, come, to):
         """`how`: None, as programs do it; "barrier": both ranks are here when the time begins; "ahead":
@@ -430,65 +419,14 @@ class EagerLayer:
             other = to[1 - self.r.rank] * rows.shape[1] * rows.element_size()
             self.spans.append((a, b, call * 1e6, other / 1e6))
 
-    def make_exchange(self):
-        layer, torch = self, self.r.torch
-
-        class Exchange(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, rows, to, come):
-                ctx.splits = to, come
-                out = rows.new_empty((sum(come), *rows.shape[1:]))
-                layer.move(out, rows.contiguous(), come, to)
-                return out
-
-            @staticmethod
-            def backward(ctx, grad):
-                to, come = ctx.splits
-                out = grad.new_empty((sum(to), *grad.shape[1:]))
-                layer.move(out, grad.contiguous(), to, come)
-                return out, None, None
-
-        return Exchange.apply
-
-    def forward(self):
-        r, local = self.r, self.local
-        torch, dist, F = r.torch, r.dist, r.torch.nn.functional
-
-        def regroup(rows, splits, order):
-            parts = rows.split(splits)
-            return torch.cat([parts[i] for i in order])
-
-        flat = self.chosen.reshape(-1)
-        order = flat.argsort(stable=True)
-        rows = self.x.index_select(0, order // self.top_k)
-        prob = self.probs.reshape(-1).index_select(0, order)
-        counts = torch.bincount(flat, minlength=self.experts)
-        everyone = torch.empty(r.ranks * self.experts, dtype=counts.dtype, device=r.device)
-        dist.all_gather_into_tensor(everyone, counts)
-        everyone = everyone.view(r.ranks, r.ranks, local)
-        mine = everyone[:, r.rank]
-        offsets = mine.sum(0).cumsum(0).int()
-        to = everyone[r.rank].sum(-1).tolist()
-        come, pieces = mine.sum(-1).tolist(), mine.reshape(-1).tolist()
-        rows = regroup(self.exchange(rows, to, come), pieces, self.by_expert)
-        prob = regroup(self.exchange(prob, to, come), pieces, self.by_expert)
-        gate, up = torch._grouped_mm(rows, self.w1.transpose(-2, -1), offs=offsets).chunk(2, -1)
-        act = (F.silu(gate.float()) * up.float() * prob[:, None]).bfloat16()
-        out = torch._grouped_mm(act, self.w2.transpose(-2, -1), offs=offsets)
-        back = [pieces[i] for i in self.by_expert]
-        out = self.exchange(regroup(out, back, self.by_source), come, to)
-        place = torch.empty_like(order)
-        place[order] = torch.arange(order.numel(), device=r.device)
-        return out.index_select(0, place).view(*self.chosen.shape, -1).sum(1)
-
     def step(self):
-        torch = self.r.torch
-        self.x.grad = self.w1.grad = self.w2.grad = self.probs.grad = None
-        loss = self.forward().float().square().sum(1).mean()
+        layer, torch = self.layer, self.r.torch
+        layer.clear()
+        loss = layer.forward_in_order().float().square().sum(1).mean()
         loss.backward()
         with torch.no_grad():
-            self.w1.sub_(self.w1.grad, alpha=1.0)
-            self.w2.sub_(self.w2.grad, alpha=1.0)
+            layer.w1.sub_(layer.w1.grad, alpha=1.0)
+            layer.w2.sub_(layer.w2.grad, alpha=1.0)
         self.losses.append(loss.detach())
 
     def train(self, steps, how):
