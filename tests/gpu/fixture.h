@@ -8,6 +8,7 @@
 #define EPO_TESTS_GPU_FIXTURE_H
 
 #include "gpu_test.h"
+#include "../unit/configs.h"
 #include "reference.h"
 
 #include "backend/engine.h"
@@ -219,11 +220,7 @@ static inline epo_engine_group test_group(int rank, int ranks, double timeout_s)
 }
 
 static inline epo_buffer_config test_buffer(const ref_case *c) {
-    epo_buffer_config b = EPO_BUFFER_CONFIG_INIT;
-    b.experts = c->experts;
-    b.hidden = c->hidden;
-    b.top_k = c->top_k;
-    b.max_tokens = c->tokens;
+    epo_buffer_config b = config_buffer(c->experts, c->hidden, c->top_k, c->tokens);
     b.type = c->type;
     b.capacity = c->capacity;
     b.overflow = c->overflow;
@@ -233,14 +230,9 @@ static inline epo_buffer_config test_buffer(const ref_case *c) {
 }
 
 static inline epo_layer_config test_layer(const ref_case *c, const test_arrays *a) {
-    epo_layer_config l = EPO_LAYER_CONFIG_INIT;
-    l.experts = c->experts;
-    l.hidden = c->hidden;
-    l.ffn = c->ffn;
+    epo_layer_config l = config_layer(c->experts, c->hidden, c->ffn, a->w1, a->w2);
     l.type = c->type;
     l.wgrad_type = c->wgrad_type;
-    l.w1 = a->w1;
-    l.w2 = a->w2;
     l.dw1 = a->dw1;
     l.dw2 = a->dw2;
     return l;
@@ -248,12 +240,7 @@ static inline epo_layer_config test_layer(const ref_case *c, const test_arrays *
 
 static inline epo_routing test_routing(const ref_case *c, int rank, const int64_t *experts,
                                        const float *weights) {
-    epo_routing r = EPO_ROUTING_INIT;
-    r.tokens = ref_tokens(c, rank);
-    r.top_k = c->top_k;
-    r.experts = experts;
-    r.weights = weights;
-    return r;
+    return config_routing(ref_tokens(c, rank), c->top_k, experts, weights);
 }
 
 /* The simplest experts, y = x and dx = dy; calls are counted by phase. */

@@ -6,6 +6,7 @@
  */
 #include "backend/cuda/gpu.h"
 #include "core/names.h"
+#include "member.h"
 #include "unit.h"
 
 #include <pthread.h>
@@ -37,15 +38,6 @@ static int board_barrier(void *ctx) {
 typedef struct member {
     int rank, wrong;
 } member;
-
-#define EXPECT(cond)                                                                               \
-    do {                                                                                           \
-        if (!(cond)) {                                                                             \
-            m->wrong++;                                                                            \
-            fprintf(stderr, "%s:%d: rank %d: %s [%s]\n", __FILE__, __LINE__, m->rank, #cond,       \
-                    epo_fail_text());                                                              \
-        }                                                                                          \
-    } while (0)
 
 /* The ranks of a machine see what the first of them writes. */
 static void share(member *m, gpu_meet *meet) {

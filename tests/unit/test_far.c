@@ -5,6 +5,7 @@
  */
 #include "backend/far.h"
 #include "core/status.h"
+#include "member.h"
 #include "unit.h"
 
 #include <netinet/in.h>
@@ -77,15 +78,6 @@ typedef struct member {
     void (*fn)(struct member *m, epo_far *far);
     char text[300];
 } member;
-
-#define EXPECT(cond)                                                                               \
-    do {                                                                                           \
-        if (!(cond)) {                                                                             \
-            m->wrong++;                                                                            \
-            fprintf(stderr, "%s:%d: rank %d: %s [%s]\n", __FILE__, __LINE__, m->rank, #cond,       \
-                    epo_fail_text());                                                              \
-        }                                                                                          \
-    } while (0)
 
 static void *member_main(void *arg) {
     member *m = arg;

@@ -23,16 +23,6 @@
 constexpr int kBlocks = 528;
 constexpr int kMaxExperts = 256;
 
-struct dice {
-    uint64_t state;
-    uint32_t next() {
-        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
-        return (uint32_t)(state >> 32);
-    }
-    int upto(int n) { return n <= 0 ? 0 : (int)(next() % (uint32_t)(n + 1)); }
-    bool chance(int percent) { return (int)(next() % 100) < percent; }
-};
-
 /* One pass through the experts, forward or backward, and what it makes, twice. */
 struct pass {
     bool back;

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * gg_reference.cuh - the plain reference of the grouped GEMM tests: one thread per
- * output element, fp64, from the same inputs; the comparison with it; and CHECK, for CUDA's
- * own calls.
+ * output element, fp64, from the same inputs; the comparison with it; random
+ * numbers; and CHECK, for CUDA's own calls.
  */
 #ifndef EPO_TESTS_GPU_GEMM_GG_REFERENCE_CUH
 #define EPO_TESTS_GPU_GEMM_GG_REFERENCE_CUH
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,6 +27,22 @@ extern "C" const char *epo_fail_text(void); /* core/status.h */
             exit(1);                                                                               \
         }                                                                                          \
     } while (0)
+
+/* The host's random numbers. */
+struct dice {
+    uint64_t state;
+    uint32_t next() {
+        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+        return (uint32_t)(state >> 32);
+    }
+    int upto(int n) { return n <= 0 ? 0 : (int)(next() % (uint32_t)(n + 1)); }
+    bool chance(int percent) { return (int)(next() % 100) < percent; }
+    /* 1..n, small ones as likely as large ones. */
+    int spread(int n) {
+        int v = (int)exp((next() % 100000) / 100000.0 * log(n + 0.999));
+        return v < 1 ? 1 : v;
+    }
+};
 
 namespace ref {
 

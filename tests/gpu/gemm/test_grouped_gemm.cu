@@ -18,22 +18,6 @@ constexpr int kMaxRows = 2304;
 constexpr int kMaxDim = 640;
 constexpr int kBlocks = 528;
 
-/* ---- random numbers ---- */
-struct dice {
-    uint64_t state;
-    uint32_t next() {
-        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
-        return (uint32_t)(state >> 32);
-    }
-    int upto(int n) { return n <= 0 ? 0 : (int)(next() % (uint32_t)(n + 1)); }
-    bool chance(int percent) { return (int)(next() % 100) < percent; }
-    /* 1..n, small ones as likely as large ones. */
-    int spread(int n) {
-        int v = (int)exp((next() % 100000) / 100000.0 * log(n + 0.999));
-        return v < 1 ? 1 : v;
-    }
-};
-
 /* ---- one case ---- */
 static uint64_t type_size(int type) { return type == EPO_F32 ? 4 : 2; }
 struct buffers {
