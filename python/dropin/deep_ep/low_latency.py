@@ -55,7 +55,7 @@ class LowLatency:
         return torch.empty(handle.experts // self.group_size, handle.most * self.group_size, handle.hidden,
                            dtype=torch.bfloat16, device=handle.topk_idx.device)
 
-    def _finish(self, kept: Tuple[Any, ...], async_finish: bool, hook: bool) -> Tuple[EventOverlap, Callable[[], None]]:
+    def _finish(self, kept: Tuple[Any, ...], async_finish: bool) -> Tuple[EventOverlap, Callable[[], None]]:
         return EventOverlap(EventHandle() if async_finish else None, kept if async_finish else None), lambda: None
 
     def low_latency_dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, num_max_dispatch_tokens_per_rank: int,
@@ -94,7 +94,7 @@ class LowLatency:
                 cumulative_local_expert_recv_stats += received
             if use_ue8m0:
                 parts[1] = (parts[1].contiguous().view(torch.int32) >> 23).to(torch.uint8).view(torch.int32)
-            event, hook = self._finish((x, topk_idx, *parts), async_finish, return_recv_hook)
+            event, hook = self._finish((x, topk_idx, *parts), async_finish)
         return tuple(parts) if use_fp8 else parts[0], received, handle, event, hook
 
     def low_latency_combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor,
@@ -120,7 +120,7 @@ class LowLatency:
             y = ops.combine_weights(rows, None, plan)[0].to(torch.bfloat16)
             if out is not None:
                 y = out.copy_(y)
-            event, hook = self._finish((x, topk_idx, topk_weights, y), async_finish, return_recv_hook)
+            event, hook = self._finish((x, topk_idx, topk_weights, y), async_finish)
         return y, event, hook
 
 
