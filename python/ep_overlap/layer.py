@@ -103,7 +103,8 @@ class MoELayer(torch.nn.Module):
             w1=self.w1.data_ptr(), w2=self.w2.data_ptr(), dw1=self._grads[0].data_ptr(),
             dw2=self._grads[1].data_ptr())
         self._anchor = torch.empty(0, device=device, requires_grad=True)
-        self._at = (self.w1.data_ptr(), self.w2.data_ptr())
+        # (held, so that no others come to lie at their addresses, as FSDP's gathered ones once did)
+        self._made = ((self.w1, self.w1.data_ptr()), (self.w2, self.w2.data_ptr()))
         self._handle = c.create("epo_layer_create", group.handle, byref(self._config))
 
     @property
@@ -129,10 +130,10 @@ class MoELayer(torch.nn.Module):
 
     def _check_place(self) -> None:
         """Weights where the library knows them, and nobody who would take gradients too early."""
-        for name, w, at, grads in zip(("w1", "w2"), (self.w1, self.w2), self._at, self._grads):
+        for name, w, (made, at), grads in zip(("w1", "w2"), (self.w1, self.w2), self._made, self._grads):
             if type(w.data).__name__ == "DTensor" or getattr(w, "_is_flat_param", False) or w.numel() == 0:
                 raise RuntimeError("MoELayer.%s is sharded (FSDP): leave the layer out of it" % name)
-            if w.data_ptr() != at:
+            if w is not made or w.data_ptr() != at:
                 raise RuntimeError("MoELayer.%s has moved (to another device or type, or into a flat buffer, as FSDP "
                                    "does): make the layer where it is to stay, and leave it out of FSDP" % name)
             if getattr(w, "main_grad", grads).data_ptr() != grads.data_ptr():

@@ -70,6 +70,10 @@ def check_refused(layer, x, experts, weights):
         handle = register(lambda g: g)
         refused(lambda: layer(x, experts, weights), "register_wgrad_hook")
         handle.remove()
+    made = layer.w1
+    layer.w1 = type(made)(made.data)  # where FSDP's gathered weights came to lie by chance
+    refused(lambda: layer(x, experts, weights), "has moved")
+    layer.w1 = made
     layer.w1.main_grad = layer.w1.detach().float()
     refused(lambda: layer(x, experts, weights), "main_grad")
     del layer.w1.main_grad
