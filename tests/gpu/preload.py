@@ -12,7 +12,7 @@
         reopen     python without torch that opens the job's NCCL, uses it and closes it, again and again
 
 --together: all parts are started at once, and six runs at a time are let at the GPUs.
-Two ranks where there are two GPUs, else one. Each part prints a digest of what its ranks saw;
+Two ranks, on two GPUs or on one. Each part prints a digest of what its ranks saw;
 output, status and digest have to be the same plain, observed with the recorder, and accelerated.
 """
 import argparse
@@ -28,7 +28,7 @@ import tempfile
 import threading
 import time
 
-from launch import at_gate, in_turn
+from launch import at_gate, gpus, in_turn, sharing, told
 
 HERE = os.path.abspath(__file__)
 ALONE = ("plain", "reopen")  # one rank without torch
@@ -44,7 +44,7 @@ class Ranks:
 
         self.torch, self.dist = torch, dist
         self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self.device = torch.device("cuda", self.rank)
+        self.device = torch.device("cuda", self.rank % torch.cuda.device_count())
         torch.cuda.set_device(self.device)
         dist.init_process_group(
             "nccl", init_method=os.environ["PRELOAD_TEST_MEET"], rank=self.rank,
@@ -200,7 +200,8 @@ def run(library, mode, part, ranks, extra, limit, turn):
     jobs = []
     for r in range(ranks):
         env = dict(os.environ, RANK=str(r), WORLD_SIZE=str(ranks),
-                   PRELOAD_TEST_MEET=f"file://{folder}/meet", PRELOAD_TEST_NCCL=nccl_path(), **extra)
+                   PRELOAD_TEST_MEET=f"file://{folder}/meet", PRELOAD_TEST_NCCL=nccl_path(),
+                   **sharing(r, ranks, gpus()), **extra)
         if mode != "plain":
             env.update(LD_PRELOAD=library, EP_OVERLAP_INTERPOSE=mode)
         if mode == "observe":
@@ -258,11 +259,11 @@ def main():
                         default=["segments", "loaders", "groups", "crash", "plain", "reopen"])
     parser.add_argument("--together", action="store_true")
     options = parser.parse_intermixed_args()
-    gpus = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.count("GPU ")
-    if gpus == 0:
+    if gpus() == 0:
         print("preload.py: no GPU here: nothing was run", file=sys.stderr)
         return 2
-    ranks, library = min(2, gpus), os.path.abspath(options.library)
+    told(2, gpus())
+    ranks, library = 2, os.path.abspath(options.library)
     turn = threading.Semaphore(6) if options.together else None
     cases = []
     for part in options.parts:

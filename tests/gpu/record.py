@@ -14,8 +14,7 @@
         none       times where nothing is asked for, with the library and without
 
 --together: all parts are started at once, and each run takes its turn at the GPUs.
-Two ranks where there are two GPUs, else one. Prints a JSON line for each part; status 1 if one
-failed.
+Two ranks, on two GPUs or on one. Prints a JSON line for each part; status 1 if one failed.
 """
 import argparse
 import concurrent.futures
@@ -30,7 +29,7 @@ import tempfile
 import threading
 import time
 
-from launch import at_gate, in_turn
+from launch import at_gate, gpus, in_turn, sharing, told
 
 HERE = os.path.abspath(__file__)
 
@@ -113,10 +112,13 @@ def shares(path, cut=0.0):
 # ---- ranks ---------------------------------------------------------------------------------
 
 
+SHARED = "EP_TEST_SHARED" in os.environ  # a GPU: exchanges go over sockets, so there is less to send
+
+
 class Job:
     """A step like a MoE model's: exchanges on a stream of their own beside GEMMs, some bare."""
 
-    def __init__(self, tokens=8192, hidden=4096, layers=6):
+    def __init__(self, tokens=1024 if SHARED else 8192, hidden=4096, layers=6):
         import datetime
 
         import torch
@@ -124,7 +126,7 @@ class Job:
 
         self.torch, self.dist = torch, dist
         self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", self.rank)))
+        self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", self.rank)) % torch.cuda.device_count())
         torch.cuda.set_device(self.device)
         torch.ones(1, device=self.device)
         at_gate(int(os.environ["RECORD_TEST_RANK"]))  # windows are counted from the communicator on
@@ -179,6 +181,18 @@ class Job:
             if flag.item():
                 return
 
+    def steps_in(self, seconds, most):
+        """How many steps that is, some at least; the same number on all ranks. They are slow on a shared GPU."""
+        for turn in range(2):  # the first time there is more to do
+            self.torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(5):
+                self.step()
+            self.torch.cuda.synchronize()
+        took = self.torch.full((1,), (time.perf_counter() - start) / 5, device=self.device)
+        self.dist.all_reduce(took, op=self.dist.ReduceOp.MAX)
+        return max(10, min(most, int(seconds / took.item())))
+
     def profiled(self, steps, path):
         from torch.profiler import ProfilerActivity, profile
 
@@ -199,17 +213,15 @@ def rank_compare(folder):
     """P before, the recorder from 6 to 8 s, P again; with `during`, P inside a long window."""
     job = Job()
     path = os.path.join(folder, f"torch-{job.rank}.json")
-    for _ in range(10):
-        job.step()
-    job.torch.cuda.synchronize()
     begin = time.time()
-    before = job.profiled(120, path)
+    steps = job.steps_in(1.2, 120)
+    before = job.profiled(steps, path)
     quiet, inside, after_ = [], [], []
     job.until(begin, 5.8, quiet)
     job.until(begin, 8.2, inside)
     job.until(begin, 8.6, after_)
-    after = job.profiled(120, path)
-    job.say(before=before, after=after, first=inside[:3], worst=max(inside),
+    after = job.profiled(steps, path)
+    job.say(steps=steps, before=before, after=after, first=inside[:3], worst=max(inside),
             quiet_ms=1e3 * statistics.median(quiet), inside_ms=1e3 * statistics.median(inside[2:]),
             after_ms=1e3 * statistics.median(after_))
 
@@ -224,14 +236,12 @@ def rank_steps(folder):
 def rank_during(folder):
     job = Job()
     path = os.path.join(folder, f"torch-{job.rank}.json")
-    for _ in range(10):
-        job.step()
-    job.torch.cuda.synchronize()
     begin = time.time()
+    steps = job.steps_in(0.6, 50)
     job.until(begin, 2.5)
-    during = job.profiled(50, path)  # the recorder's window is 1 s to 12 s
+    during = job.profiled(steps, path)  # the recorder's window is 1 s to 12 s
     job.until(begin, 4)
-    again = job.profiled(50, path)
+    again = job.profiled(steps, path)
     job.until(begin, 4.5)
     job.say(during=during, again=again)
 
@@ -389,11 +399,6 @@ TURN = []  # the lock, where runs take turns
 # ---- runs ----------------------------------------------------------------------------------
 
 
-def gpus():
-    text = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
-    return text.count("GPU ")
-
-
 def run(library, part, ranks, record, window, limit=60, extra=None, mode="observe"):
     """Ranks of one run: (status, RESULTs, stderr lines of ours, recorded JSON) each."""
     folder = tempfile.mkdtemp(prefix="ep-record-")
@@ -401,7 +406,7 @@ def run(library, part, ranks, record, window, limit=60, extra=None, mode="observ
     for r in range(ranks):
         env = dict(os.environ, RANK=str(r), WORLD_SIZE=str(ranks), LOCAL_RANK=str(r),
                    RECORD_TEST_MEET=f"file://{folder}/meet", RECORD_TEST_LIMIT=str(limit),
-                   RECORD_TEST_RANK=str(r), **(extra or {}))
+                   RECORD_TEST_RANK=str(r), **sharing(r, ranks, gpus()), **(extra or {}))
         if TURN:
             env["EP_TEST_GATE"] = gate
         if library:
@@ -476,9 +481,6 @@ def part_compare(library, ranks):
 
 def part_carried(library, ranks):
     """Exchanges by copy engines, whose waits are no activity: in the figures by their marks."""
-    if ranks < 2:
-        print("carried: left out, two GPUs are needed", flush=True)
-        return 0
     bad = 0
     marks = {"EP_OVERLAP_RECORD_MARK": "1"}
     runs = side_by_side(lambda mode: run(library, "steps", ranks, True, "1s-2.5s", 18, marks, mode),
@@ -583,15 +585,14 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("library")
     parser.add_argument("parts", nargs="*", default=list(PARTS))
-    parser.add_argument("--ranks", type=int, default=min(2, gpus()))
+    parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--together", action="store_true")
     options = parser.parse_intermixed_args()
-    ranks = min(options.ranks, gpus())
-    if ranks == 0:
+    ranks = options.ranks
+    if gpus() == 0:
         print("record.py: no GPU here: nothing was run", file=sys.stderr)
         return 2
-    if ranks == 1:
-        print("record.py: one GPU: exchanges of one rank with itself", flush=True)
+    told(ranks, gpus())
     if options.together:
         TURN.append(threading.Lock())
     with concurrent.futures.ThreadPoolExecutor(len(options.parts) if TURN else 1) as pool:
