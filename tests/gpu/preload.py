@@ -203,7 +203,7 @@ def run(library, mode, part, ranks, extra, limit, turn):
                    PRELOAD_TEST_MEET=f"file://{folder}/meet", PRELOAD_TEST_NCCL=nccl_path(),
                    **sharing(r, ranks, gpus()), **extra)
         if mode != "plain":
-            env.update(LD_PRELOAD=library, EP_OVERLAP_INTERPOSE=mode)
+            env.update(LD_PRELOAD=library, EP_OVERLAP_INTERPOSE=mode, EP_OVERLAP_INTERPOSE_LEAST="64k")
         if mode == "observe":
             env.update(EP_OVERLAP_RECORD=folder, EP_OVERLAP_RECORD_WINDOW="0.1-55s")
         jobs.append(subprocess.Popen([sys.executable, HERE, "--rank", part], env=env, text=True,
