@@ -14,9 +14,20 @@ const char device_name[] = "host";
 
 bool device_is_host(void) { return true; }
 
-epo_stream device_open(int rank) {
+epo_stream device_open(board *b, int rank) {
+    (void)b;
     (void)rank;
     return NULL;
+}
+
+void *device_comm_open(seat *s) {
+    (void)s;
+    return NULL;
+}
+
+void device_comm_close(void *comm, bool broken) {
+    (void)comm;
+    (void)broken;
 }
 
 void device_close(epo_stream stream) { (void)stream; }

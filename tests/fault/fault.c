@@ -5,6 +5,8 @@
  *   fault list                         the cases, one a line
  *   fault KIND PHASE|TWIST             one of them
  *   options: -n RANKS [3], -l SECONDS  limit of the group [2], -x  no next job
+ *            -w WAY  how ranks meet: environment, bootstrap, comm; nccl: and rows go through NCCL
+ *            -g GROUPS  of as many ranks each [1]; the others are not to notice
  *
  * Ranks are processes.  What is looked at: how long after the strike the last survivor
  * ends, its status, its one line, what is left when all have ended (processes, sockets,
@@ -28,16 +30,18 @@ static int find(const char *word, const char *(*name)(int)) {
     return -1;
 }
 
-static void list(void) {
+static void list(way w) {
     for (int k = KILLED; k < TWISTED; k++)
         for (int p = 0; p < PHASES; p++)
-            printf("%s\t%s\n", kind_name(k), phase_name(p));
-    for (int t = TWIST_NONE + 1; t < TWISTS; t++)
+            if (way_has(w, p))
+                printf("%s\t%s\n", kind_name(k), phase_name(p));
+    for (int t = TWIST_NONE + 1; t < TWISTS && w == WAY_ENVIRONMENT; t++)
         printf("%s\t%s\n", kind_name(TWISTED), twist_name(t));
 }
 
 static const char *next_job(const fault_case *c) {
-    fault_case healthy = {.ranks = c->ranks, .limit_s = 20, .apart = c->apart};
+    fault_case healthy = {
+        .way = c->way, .ranks = c->ranks, .groups = c->groups, .limit_s = 20, .apart = c->apart};
     watch w;
     int rank;
     const bool good = watch_run(&w, &healthy, NULL) && judge_ranks(&w, &rank) == NULL;
@@ -67,28 +71,36 @@ static int run_case(const fault_case *c, bool alone) {
 }
 
 static int usage(void) {
-    fputs("usage: fault [-n RANKS] [-l SECONDS] [-x] list | KIND PHASE|TWIST | nothing\n", stderr);
+    fputs("usage: fault [-n RANKS] [-l SECONDS] [-w WAY] [-g GROUPS] [-x] list | KIND PHASE|TWIST "
+          "| nothing\n",
+          stderr);
     return 2;
 }
 
 int main(int argc, char **argv) {
-    fault_case c = {.ranks = 3, .limit_s = 2};
-    int option, what = 0;
+    fault_case c = {.ranks = 3, .groups = 1, .limit_s = 2};
+    int option, what = 0, by = 0;
     bool alone = false;
-    while ((option = getopt(argc, argv, "n:l:x")) != -1) {
+    while ((option = getopt(argc, argv, "n:l:w:g:x")) != -1) {
         if (option == 'n')
             c.ranks = (int)strtol(optarg, NULL, 10);
         else if (option == 'l')
             c.limit_s = strtod(optarg, NULL);
+        else if (option == 'w')
+            by = find(optarg, way_name);
+        else if (option == 'g')
+            c.groups = (int)strtol(optarg, NULL, 10);
         else if (option == 'x')
             alone = true;
         else
             return usage();
     }
-    if (c.ranks < 2 || c.ranks > FAULT_RANKS || !(c.limit_s > 0.1) || optind == argc)
+    if (c.ranks < 2 || c.ranks > FAULT_RANKS || !(c.limit_s > 0.1) || optind == argc || by < 0 ||
+        c.groups < 1 || c.ranks % c.groups != 0 || c.ranks / c.groups <= VICTIM)
         return usage();
+    c.way = (way)by;
     if (strcmp(argv[optind], "list") == 0) {
-        list();
+        list(c.way);
         return 0;
     }
     int found = find(argv[optind], kind_name);

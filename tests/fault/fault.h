@@ -20,12 +20,14 @@
 
 #include "backend/engine.h"
 
-enum { FAULT_RANKS = 4, VICTIM = 1, TEXT = 512 };
+enum { FAULT_RANKS = 4, VICTIM = 1, TEXT = 512, SLOT = 8192 };
 
 /* Where the victim is when it is struck. */
 typedef enum phase {
     PHASE_GROUP,   /* it never comes to make the group */
+    PHASE_TOLD,    /* it has said something over the bootstrap, and is to say more */
     PHASE_MEETING, /* it has come, another has not yet */
+    PHASE_NCCL,    /* the ranks make a communicator, inside NCCL's call */
     PHASE_BUFFER,
     PHASE_PLAN,
     PHASE_DISPATCH,
@@ -52,6 +54,15 @@ typedef enum strike_kind {
     LATE,    /* SIGSTOP, goes on after the limit */
     TWISTED  /* does something else than the others */
 } strike_kind;
+
+/* How the ranks of a group find each other, and reach each other's memory. */
+typedef enum way {
+    WAY_ENVIRONMENT,
+    WAY_BOOTSTRAP,
+    WAY_COMM, /* from an ncclComm_t */
+    WAY_NCCL, /* by the environment; rows go through NCCL */
+    WAYS
+} way;
 
 /* What a TWISTED victim does. */
 typedef enum twist {
@@ -84,10 +95,11 @@ typedef struct fault_case {
     strike_kind kind;
     phase phase;
     twist twist;
-    int ranks;
-    double limit_s; /* of the group */
-    bool plain;     /* alltoall and experts of the engine's, else flex and the job's own */
-    bool apart;     /* this process has namespaces of its own, so that names can be counted */
+    way way;
+    int ranks, groups; /* of so many each, one behind the other; the victim is in the first */
+    double limit_s;    /* of the group */
+    bool plain;        /* alltoall and experts of the engine's, else flex and the job's own */
+    bool apart;        /* this process has namespaces of its own, so that names can be counted */
 } fault_case;
 
 /* All that was asked for is that the job runs. */
@@ -97,6 +109,11 @@ bool must_run(const fault_case *c);
 typedef struct board {
     fault_case c;
     _Atomic int64_t struck_ns; /* 0: not yet */
+    struct {
+        _Atomic int arrived, round, identified;
+        char identity[128]; /* NCCL's */
+        char slot[FAULT_RANKS][SLOT];
+    } table[FAULT_RANKS]; /* of each group: the bootstrap's */
     struct {
         pid_t pid;
         int status;    /* epo_status */
@@ -110,6 +127,9 @@ int64_t now_ns(void);
 const char *phase_name(int phase);
 const char *twist_name(int twist);
 const char *kind_name(int kind);
+const char *way_name(int way);
+/* Has the case's way such a moment? */
+bool way_has(way w, int phase);
 
 /* What the judge knows of the ranks. */
 typedef struct watch {
@@ -156,12 +176,24 @@ bool is_twisted(board *b, int rank, twist t);
  * numbers. */
 int job_run(board *b, int rank);
 
+/* ---- bootstrap.c ---- */
+
+/* A place in the table of its group. */
+typedef struct seat {
+    board *b;
+    int number, group, rank, ranks, calls; /* its own of the job; of the group */
+} seat;
+epo_bootstrap seat_bootstrap(seat *s);
+
 /* ---- device_host.c, device_cuda.c ---- */
 
 extern const char device_name[];
 bool device_is_host(void);
 /* The rank's stream, NULL with the host engine. */
-epo_stream device_open(int rank);
+epo_stream device_open(board *b, int rank);
+/* An ncclComm_t of the seat's group; NULL: there is none.  Ended by `close`, aborted if broken. */
+void *device_comm_open(seat *s);
+void device_comm_close(void *comm, bool broken);
 void device_close(epo_stream stream);
 void *device_new(uint64_t bytes);
 void device_free(void *p);

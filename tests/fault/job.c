@@ -20,9 +20,15 @@ enum { HOLD_MS = 200, HELD_MS = 60, LINK_HELD_MS = 40, COMES_LATE_MS = 250 };
 typedef struct job {
     board *b;
     const epo_engine *engine;
-    int rank, ranks, experts, step;
+    int number;      /* among all ranks of the job */
+    int rank, ranks; /* of the group */
+    int experts, step;
     bool failed, memory_ends;
     epo_stream stream;
+    seat seat;
+    epo_bootstrap bootstrap;
+    int members[FAULT_RANKS];
+    void *comm;
     epo_group *group;
     epo_buffer *buffer;
     epo_layer *layer;
@@ -42,21 +48,21 @@ static void nap(int ms) {
 static bool went(job *j, const char *call, epo_status status) {
     if (status != EPO_OK && !j->failed) {
         j->failed = true;
-        j->b->rank[j->rank].status = (int)status;
-        snprintf(j->b->rank[j->rank].call, sizeof j->b->rank[0].call, "%s", call);
-        snprintf(j->b->rank[j->rank].text, TEXT, "%s", j->engine->error());
+        j->b->rank[j->number].status = (int)status;
+        snprintf(j->b->rank[j->number].call, sizeof j->b->rank[0].call, "%s", call);
+        snprintf(j->b->rank[j->number].text, TEXT, "%s", j->engine->error());
     }
     return !j->failed;
 }
 
 static bool twisted(job *j, twist t) {
-    return j->step == STEPS - 1 && is_twisted(j->b, j->rank, t);
+    return j->step == STEPS - 1 && is_twisted(j->b, j->number, t);
 }
 
 /* Everything has run once before. */
 static void moment(const job *j, phase p, int after_ms) {
     if (j->step == STEPS - 1)
-        strike_at(j->b, j->rank, p, after_ms);
+        strike_at(j->b, j->number, p, after_ms);
 }
 
 /* Rows are under way for a while: on the host by the slow link, on a GPU because the
@@ -67,7 +73,7 @@ static void hold(void *ctx) {
 }
 
 static void moment_held(job *j, phase p, epo_stream stream) {
-    if (j->step != STEPS - 1 || j->b->c.phase != p || j->rank != VICTIM)
+    if (j->step != STEPS - 1 || j->b->c.phase != p || j->number != VICTIM)
         return;
     if (!device_is_host())
         device_call(stream, hold, NULL);
@@ -122,16 +128,41 @@ static void no_more_files(void) {
     setrlimit(RLIMIT_NOFILE, &none);
 }
 
+/* Who is in the group, and how its ranks find each other. */
+static void meet_by(job *j, epo_group_config *config) {
+    const fault_case *c = &j->b->c;
+    config->rank = j->rank;
+    config->ranks = is_twisted(j->b, j->number, TWIST_RANKS) ? j->ranks + 1 : j->ranks;
+    switch (c->way) {
+    case WAY_BOOTSTRAP:
+        j->bootstrap = seat_bootstrap(&j->seat);
+        config->bootstrap = &j->bootstrap;
+        break;
+    case WAY_COMM:
+        config->nccl_comm = j->comm = device_comm_open(&j->seat);
+        config->rank = config->ranks = -1;
+        break;
+    default:
+        if (c->groups == 1)
+            break;
+        for (int i = 0; i < j->ranks; i++)
+            j->members[i] = j->number - j->rank + i;
+        config->members = j->members;
+        config->nmembers = j->ranks;
+        config->rank = j->number;
+        config->ranks = c->ranks;
+    }
+}
+
 static bool open_group(job *j) {
     const fault_case *c = &j->b->c;
     epo_engine_group g = {sizeof g, EPO_GROUP_CONFIG_INIT, "a test"};
     g.config.engine = device_is_host() ? EPO_ENGINE_HOST : EPO_ENGINE_CUDA;
-    g.config.rank = j->rank;
-    g.config.ranks = is_twisted(j->b, j->rank, TWIST_RANKS) ? j->ranks + 1 : j->ranks;
+    meet_by(j, &g.config);
     g.config.overlap = g.config.delay_wgrad = EPO_ON;
     g.config.dispatcher =
-        is_twisted(j->b, j->rank, TWIST_DISPATCHER) ? EPO_DISPATCH_ALLTOALL : EPO_DISPATCH_FLEX;
-    g.config.chunks = is_twisted(j->b, j->rank, TWIST_CHUNKS) ? 1 : CHUNKS;
+        is_twisted(j->b, j->number, TWIST_DISPATCHER) ? EPO_DISPATCH_ALLTOALL : EPO_DISPATCH_FLEX;
+    g.config.chunks = is_twisted(j->b, j->number, TWIST_CHUNKS) ? 1 : CHUNKS;
     g.config.timeout_s = c->limit_s;
     g.config.warn_s = c->kind == SLOW ? c->limit_s / 10 : 1000;
     if (c->twist == TWIST_ALLOC) {
@@ -139,31 +170,31 @@ static bool open_group(job *j) {
         g.config.free = job_free;
         g.config.alloc_ctx = j;
     }
-    if (c->phase == PHASE_MEETING && j->rank == (j->ranks == 2 ? 0 : j->ranks - 1))
+    if (c->phase == PHASE_MEETING && j->number == (j->ranks == 2 ? 0 : j->ranks - 1))
         nap(COMES_LATE_MS);
-    strike_at(j->b, j->rank, PHASE_GROUP, 0);
-    if (is_twisted(j->b, j->rank, TWIST_FILES))
+    strike_at(j->b, j->number, PHASE_GROUP, 0);
+    if (is_twisted(j->b, j->number, TWIST_FILES))
         no_more_files();
-    strike_at(j->b, j->rank, PHASE_MEETING, HELD_MS);
+    strike_at(j->b, j->number, PHASE_MEETING, HELD_MS);
     return went(j, "group_create", j->engine->group_create(&g, &j->group));
 }
 
 static bool open_buffer(job *j) {
     epo_buffer_config c = EPO_BUFFER_CONFIG_INIT;
     c.experts = j->experts;
-    c.hidden = is_twisted(j->b, j->rank, TWIST_HIDDEN) ? 2 * HIDDEN : HIDDEN;
+    c.hidden = is_twisted(j->b, j->number, TWIST_HIDDEN) ? 2 * HIDDEN : HIDDEN;
     c.top_k = TOP_K;
     c.max_tokens = TOKENS;
-    c.type = is_twisted(j->b, j->rank, TWIST_TYPE) ? EPO_BF16 : EPO_F32;
+    c.type = is_twisted(j->b, j->number, TWIST_TYPE) ? EPO_BF16 : EPO_F32;
     c.dispatcher = j->b->c.plain ? EPO_DISPATCH_ALLTOALL : EPO_DISPATCH_DEFAULT;
     c.align_rows = ALIGN;
     if (j->b->c.twist == TWIST_MAX_TOKENS) { /* terabytes */
         c.hidden = 1 << 14;
         c.max_tokens = 1 << 25;
-        (void)is_twisted(j->b, j->rank, TWIST_MAX_TOKENS);
+        (void)is_twisted(j->b, j->number, TWIST_MAX_TOKENS);
     }
-    strike_at(j->b, j->rank, PHASE_BUFFER, 0);
-    if (is_twisted(j->b, j->rank, TWIST_FULL))
+    strike_at(j->b, j->number, PHASE_BUFFER, 0);
+    if (is_twisted(j->b, j->number, TWIST_FULL))
         device_fill();
     return went(j, "buffer_create", j->engine->buffer_create(j->group, &c, &j->buffer));
 }
@@ -197,7 +228,7 @@ static void open_arrays(job *j) {
         x[i] = x_of(j, i);
     for (int i = 0; i < TOKENS * TOP_K; i++)
         routing[i] = (i / TOP_K * 3 + j->rank + i % TOP_K * j->experts / TOP_K) % j->experts;
-    if (is_twisted(j->b, j->rank, TWIST_INDEX))
+    if (is_twisted(j->b, j->number, TWIST_INDEX))
         routing[5] = j->experts;
     j->x = device_new(bytes);
     j->dy = device_new(bytes);
@@ -239,7 +270,7 @@ static bool forward(job *j) {
     if (twisted(j, TWIST_BARRIER))
         return went(j, "barrier", e->group_barrier(j->group));
     moment_held(j, PHASE_FORWARD_DISPATCH, j->stream);
-    j->memory_ends = is_twisted(j->b, j->rank, TWIST_ALLOC);
+    j->memory_ends = is_twisted(j->b, j->number, TWIST_ALLOC);
     return went(j, "forward",
                 e->forward(j->layer, j->plan, twisted(j, TWIST_NULL) ? NULL : j->x, j->y, &j->saved,
                            j->stream));
@@ -310,6 +341,7 @@ static void close_all(job *j) {
     (void)went(j, "buffer_destroy", e->buffer_destroy(j->buffer));
     moment(j, PHASE_DESTROY, 0);
     (void)went(j, "group_destroy", e->group_destroy(j->group));
+    device_comm_close(j->comm, j->failed); /* before what waits for its kernels */
     void *const arrays[] = {j->x,          j->y,          j->dy,        j->dx,
                             j->rows,       j->dweights,   j->routing,   j->weights[0],
                             j->weights[1], j->weights[2], j->weights[3]};
@@ -319,13 +351,16 @@ static void close_all(job *j) {
 }
 
 int job_run(board *b, int rank) {
+    const int ranks = b->c.ranks / b->c.groups, group = rank / ranks;
     job j = {.b = b,
              .engine = epo_engine_entry(EPO_ENGINE_ABI),
-             .rank = rank,
-             .ranks = b->c.ranks,
-             .experts = 2 * b->c.ranks};
+             .number = rank,
+             .rank = rank % ranks,
+             .ranks = ranks,
+             .experts = 2 * ranks,
+             .seat = {b, rank, group, rank % ranks, ranks, 0}};
     int wrong = 0;
-    j.stream = device_open(rank);
+    j.stream = device_open(b, rank);
     open_arrays(&j);
     if (open_group(&j) && open_buffer(&j) && open_layer(&j))
         wrong = steps(&j);

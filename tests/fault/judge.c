@@ -20,8 +20,10 @@ static const struct {
     const char *name, *words[4];
 } phases[PHASES] = {
     [PHASE_GROUP] = {"group creation", {"make a group", "group was made", NULL}},
+    [PHASE_TOLD] = {"group creation, told", {"bootstrap", "group"}},
     [PHASE_MEETING] = {"group creation, come",
                        {" a group", "group was made", "agreement", "barrier"}},
+    [PHASE_NCCL] = {"group creation, in NCCL", {"communicator"}},
     [PHASE_BUFFER] = {"buffer creation", {"allgather", "agreement", "barrier"}},
     [PHASE_PLAN] = {"plan", {"allgather", "counts", "plan"}},
     [PHASE_DISPATCH] = {"dispatch", {"dispatch", NULL, NULL}},
@@ -39,6 +41,7 @@ static const struct {
     [PHASE_DESTROY] = {"group's end", {"barrier", "agreement", "destroy"}},
 };
 
+static const char *const ways[WAYS] = {"environment", "bootstrap", "comm", "nccl"};
 static const char *const kinds[] = {"nothing", "killed", "stopped", "slow", "late", "twisted"};
 
 /* A twist, a word of the survivors' lines, and who else is told an error. */
@@ -71,9 +74,25 @@ static const struct {
 
 const char *phase_name(int p) { return p >= 0 && p < PHASES ? phases[p].name : NULL; }
 const char *twist_name(int t) { return t >= 0 && t < TWISTS ? twists[t].name : NULL; }
+const char *way_name(int w) { return w >= 0 && w < WAYS ? ways[w] : NULL; }
 const char *kind_name(int k) { return k >= 0 && k <= TWISTED ? kinds[k] : NULL; }
 
+bool way_has(way w, int p) {
+    switch (w) {
+    case WAY_BOOTSTRAP: return p == PHASE_GROUP || p == PHASE_TOLD || p == PHASE_MEETING;
+    case WAY_COMM: return p == PHASE_GROUP || p == PHASE_MEETING;
+    case WAY_NCCL: return p != PHASE_TOLD;
+    default: return p != PHASE_TOLD && p != PHASE_NCCL;
+    }
+}
+
 /* ---- judging ---- */
+
+/* Who did not come, the caller's own way of meeting knows alone. */
+static bool is_nameless(const fault_case *c) {
+    return (c->way == WAY_BOOTSTRAP && c->phase <= PHASE_MEETING) ||
+           (c->way == WAY_COMM && c->phase <= PHASE_MEETING);
+}
 
 static void read_lines(int fd, char *text, size_t size) {
     ssize_t n = pread(fd, text, size - 1, 0);
@@ -90,6 +109,8 @@ static int lines_of(const char *text) {
 static bool has_word(const fault_case *c, const char *text) {
     if (c->kind == TWISTED)
         return strstr(text, twists[c->twist].word) != NULL;
+    if (is_nameless(c))
+        return strstr(text, c->way == WAY_COMM ? "nccl_comm" : "bootstrap") != NULL;
     for (int i = 0; i < 4 && phases[c->phase].words[i] != NULL; i++)
         if (strstr(text, phases[c->phase].words[i]) != NULL)
             return true;
@@ -108,7 +129,7 @@ static const char *judge_rank(const watch *w, int rank) {
     /* Its work done, nobody waits for another. */
     if (c->kind != TWISTED && c->phase == PHASE_DESTROY && rank != VICTIM && w->exit[rank] == 0)
         return NULL;
-    if (must_run(c)) {
+    if (must_run(c) || rank >= c->ranks / c->groups) { /* another group's */
         if (w->exit[rank] != 0)
             return w->exit[rank] == 2 ? "wrong numbers" : "failed";
         return NULL;
@@ -121,7 +142,8 @@ static const char *judge_rank(const watch *w, int rank) {
         return "status is not 1";
     if (lines_of(text) != 1)
         return "not one line";
-    if (rank != VICTIM && c->twist != TWIST_MAX_TOKENS && strstr(text, "rank 1") == NULL)
+    if (rank != VICTIM && c->twist != TWIST_MAX_TOKENS && !is_nameless(c) &&
+        strstr(text, "rank 1") == NULL)
         return "its line does not name rank 1";
     if (rank != VICTIM && !has_word(c, text))
         return "its line does not tell the phase";
@@ -132,7 +154,8 @@ int judge_ms(const watch *w) {
     const int64_t at = atomic_load(&w->b->struck_ns), struck = at != 0 ? at : w->start_ns;
     int64_t worst = 0;
     for (int r = 0; r < w->b->c.ranks; r++)
-        if ((r != VICTIM || must_run(&w->b->c)) && w->end_ns[r] - struck > worst)
+        if ((must_run(&w->b->c) || (r != VICTIM && r < w->b->c.ranks / w->b->c.groups)) &&
+            w->end_ns[r] - struck > worst)
             worst = w->end_ns[r] - struck;
     return (int)(worst / 1000000);
 }

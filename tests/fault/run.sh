@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 usage() {
     cat <<'END'
-run.sh [-q] [-g] [-v GPUS] [-k KINDS] [-j JOBS] [-n RANKS] [-l SECONDS] [-o TSV] [-d DOCUMENT] [BUILD]
+run.sh [-q] [-g] [-w WAY] [-v GPUS] [-k KINDS] [-j JOBS] [-n RANKS] [-G GROUPS] [-l SECONDS] [-o TSV]
+       [-d DOCUMENT] [BUILD]
 
 One rank of a small training job is killed, stopped, slow, late or does something else than
 the others, in every phase; the others have to end within the limit, with status 1 and one
@@ -11,22 +12,27 @@ line that names the rank and the phase, and leave nothing. One line a case.
   -q            a few cases of each kind: what make check runs
   -g            the CUDA engine: BUILD/fault of tests/gpu/build.mk (else BUILD/tests/fault/fault).
                 The next job is the next case here, and one more at the end.
+  -w WAY        how ranks meet (environment; bootstrap, comm: an ncclComm_t), or nccl: rows go
+                through NCCL as well
   -v "GPUS..."  what the cases see in turn as CUDA_VISIBLE_DEVICES ("0,1")
   -k KINDS      of killed stopped slow late twisted (all), in this order
   -j JOBS       cases at a time (2)
-  -n RANKS      of a job (3; CUDA 2)    -l SECONDS    limit of a group (2)
+  -n RANKS      of a job (3; CUDA 2)    -G GROUPS     of as many of them each (1)
+  -l SECONDS    limit of a group (2)
   -o TSV        the cases, as fields
   -d DOCUMENT   writes the tables (table.sh) into it, between its lines "<!-- ENGINE -->"
 END
 }
-quick=0 gpu=0 kinds='killed stopped slow late twisted' jobs=2 ranks='' limit=2 tsv='' document='' visible=0,1 alone=''
-while getopts qgk:j:n:l:o:d:v:h option; do
+quick=0 gpu=0 kinds='killed stopped slow late twisted' jobs=2 ranks='' limit=2 way=environment groups=1 tsv='' document='' visible=0,1 alone=''
+while getopts qgw:k:j:n:G:l:o:d:v:h option; do
     case $option in
     q) quick=1 ;;
     g) gpu=1 ;;
+    w) way=$OPTARG ;;
     k) kinds=$OPTARG ;;
     j) jobs=$OPTARG ;;
     n) ranks=$OPTARG ;;
+    G) groups=$OPTARG ;;
     l) limit=$OPTARG ;;
     o) tsv=$OPTARG ;;
     d) document=$OPTARG ;;
@@ -49,7 +55,7 @@ trap 'rm -rf "$work"' EXIT
 # What the GPUs hold, in MB, once nothing of the tests runs on them any more.
 gpu_memory() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | tr '\n' ' '; }
 
-"$program" list >"$work/all" || exit 2
+"$program" -w "$way" list >"$work/all" || exit 2
 for kind in $kinds; do
     awk -F'\t' -v kind="$kind" '$1 == kind' "$work/all"
 done >"$work/cases"
@@ -66,12 +72,12 @@ if [ "$gpu" = 1 ]; then
     before=$(gpu_memory) alone=-x
 fi
 begin=$SECONDS
-export program ranks limit work visible gpu alone engine
+export program ranks groups limit way work visible gpu alone engine
 one_case() { # KIND<TAB>PHASE, in a shell of its own
     read -ra see <<<"$visible"
     [ "$gpu" = 0 ] || export CUDA_VISIBLE_DEVICES=${see[${slot:-0} % ${#see[@]}]}
     IFS=$'\t' read -r kind what <<<"$1"
-    timeout -k 2 100 "$program" $alone -n "$ranks" -l "$limit" "$kind" "$what" >"$work/out.$$" 2>&1
+    timeout -k 2 100 "$program" $alone -w "$way" -n "$ranks" -g "$groups" -l "$limit" "$kind" "$what" >"$work/out.$$" 2>&1
     local status=$?
     [ "$status" = 0 ] || [ "$status" = 1 ] ||
         printf '%s\t%s\t%s\tFAIL\t-\t-\t-\tstatus %s\n' "$engine" "$kind" "$what" "$status" >>"$work/out.$$"
@@ -93,7 +99,9 @@ around() { # COMMAND...: one that cannot even run has no case that fails
     [ "$status" -le 1 ] ||
         printf '%s\tscarce\t%s\tFAIL\t-\t-\t-\tstatus %s\n' "$engine" "$1" "$status" | tee -a "$work/table"
 }
-if [ "$gpu$quick" = 00 ]; then
+if [ "$way$groups" != environment1 ]; then
+    : # the same as ever
+elif [ "$gpu$quick" = 00 ]; then
     around "$build/tests/fault/scarce"
     around "$(dirname "$0")/places.sh" "$build"
 elif [ "$gpu" = 0 ]; then
@@ -103,7 +111,7 @@ failed=$(grep -c '	FAIL	' "$work/table")
 passed=$(grep -c '	ok	' "$work/table")
 echo "$engine: $passed cases as they have to be, $failed not, in $((SECONDS - begin)) s"
 if [ "$gpu" = 1 ]; then
-    "$program" -n "$ranks" nothing || failed=$((failed + 1))
+    "$program" -w "$way" -g "$groups" -n "$ranks" nothing || failed=$((failed + 1))
     after=$(gpu_memory)
     for _ in 1 2 3 4 5 6 7 8 9 10; do
         [ "$after" = "$before" ] && break

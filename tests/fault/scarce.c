@@ -169,7 +169,7 @@ static long run_kind(const fault_case *c, scarcity kind, int rank, long first, l
 }
 
 int main(int argc, char **argv) {
-    fault_case c = {.ranks = 3, .limit_s = 2};
+    fault_case c = {.ranks = 3, .groups = 1, .limit_s = 2};
     long every = 1, first = 0, failed = 0;
     int option;
     while ((option = getopt(argc, argv, "e:f:")) != -1) {

@@ -60,9 +60,9 @@ $(O)/bench_flex: $(O)/tests/gpu/bench_flex.o $(O)/tests/gpu/flex_side.o $(O)/tes
 $(O)/flex_floor: $(O)/tests/gpu/flex_floor.cu.o
 	$(CC) -pthread -o $@ $^ $(LIBS)
 # One rank is struck, the others have to end well (tests/fault/run.sh).
-FAULT := fault judge watch strike job apart device_cuda
+FAULT := fault judge watch strike job bootstrap apart device_cuda
 $(O)/fault: $(FAULT:%=$(O)/tests/fault/%.o) $(O)/engine.a
-	$(CC) -pthread -o $@ $^ $(LIBS)
+	$(CC) -pthread -Wl,--wrap=gpu_library_symbol -o $@ $^ $(LIBS)
 include tests/gpu/tools.mk
 .PHONY: all
 .SECONDARY:
