@@ -379,6 +379,22 @@ static void *nccl_symbol(const char *name) {
     return lib != NULL ? dlsym(lib, name) : NULL;
 }
 
+/* NCCL takes ranks that name different hosts for ranks of different hosts: so two may have one
+ * GPU.  The rank's GPU. */
+static int comm_device(int rank, int ranks) {
+    char name[32];
+    int devices = 0;
+    TEST_CUDA(cudaGetDeviceCount(&devices));
+    snprintf(name, sizeof name, "comm-rank-%d", rank);
+    if (devices < ranks) {
+        setenv("NCCL_HOSTID", name, 0);
+        setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+        setenv("NCCL_IB_DISABLE", "1", 0);
+    }
+    TEST_CUDA(cudaSetDevice(rank % devices));
+    return rank % devices;
+}
+
 /* One rank in a process of its own: its group comes from a communicator. */
 static int comm_process(comm_board *b, int rank, int ranks, bool late) {
     int (*unique)(nccl_id *), (*init)(void **, int, nccl_id, int);
@@ -389,7 +405,7 @@ static int comm_process(comm_board *b, int rank, int ranks, bool late) {
     rank_job j = some_job(&c, rank, 2);
     if (unique == NULL || init == NULL)
         return 4;
-    TEST_CUDA(cudaSetDevice(rank));
+    j.device = comm_device(rank, ranks);
     if (rank == 0 && unique(&b->id) != 0)
         return 5;
     atomic_fetch_add(&b->made, rank == 0);
@@ -397,7 +413,6 @@ static int comm_process(comm_board *b, int rank, int ranks, bool late) {
         usleep(1000);
     if (init(&comm, ranks, b->id, rank) != 0)
         return 6;
-    j.device = rank;
     j.config.nccl_comm = comm;
     if (late)
         j.config.timeout_s = 2;
@@ -444,9 +459,8 @@ static void test_comm_late(void) {
     munmap(b, sizeof *b);
 }
 
-/* Before this process has touched CUDA; one rank on one GPU, two on more. */
-static void test_comm(void) {
-    const int ranks = test_devices() > 1 ? 2 : 1;
+/* Before this process has touched CUDA. */
+static void test_comm(int ranks) {
     comm_board *b = comm_board_make();
     char name[64], text[288] = "";
     const int worst = comm_processes(b, ranks, false);
@@ -471,9 +485,8 @@ static void test_comm(void) {
 }
 
 static void test_comms(void) {
-    if (test_devices() > 1)
-        test_comm_late(); /* before test_comm, behind which CUDA is this process's too */
-    test_comm();
+    test_comm_late(); /* before test_comm, behind which CUDA is this process's too */
+    test_comm(2);
 }
 
 int main(int argc, char **argv) {

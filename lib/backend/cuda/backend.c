@@ -198,10 +198,10 @@ static epo_status reach_choose(epo_backend *be, bool overlap, char *why, size_t 
             EPO_E_UNSUPPORTED,
             "rank %d: a group on several nodes needs P2P between the GPUs of a node: %s", be->rank,
             why);
-    if (be->shared_device && !links)
+    if (be->any_shared && !links && getenv("NCCL_HOSTID") == NULL)
         return epo_fail(EPO_E_UNSUPPORTED,
-                        "rank %d: ranks share one GPU, which NCCL refuses, and do not reach each "
-                        "other's memory: %s",
+                        "rank %d: ranks share one GPU, which NCCL refuses (unless each has an "
+                        "NCCL_HOSTID of its own), and do not reach each other's memory: %s",
                         be->rank, why);
     status = gpu_pairs_create(be);
     const bool slow = be->pairs_rate > 0 && be->pairs_rate < GPU_PAIRS_SLOW;
