@@ -101,7 +101,7 @@ if ! "$python" -c 'import torch' 2>/dev/null; then
     echo "left out: MoELayer and deep_ep on the CPU ($python has no torch)"
     exit $failed
 fi
-for program in unit/test_deep_ep_pack gpu/python_deep_ep gpu/python_layer; do
+for program in unit/test_deep_ep_pack unit/test_deep_ep_streams gpu/python_deep_ep gpu/python_layer; do
     if [ $program = unit/test_deep_ep_pack ] && ! "$python" -c 'import triton' 2>/dev/null; then
         echo "left out: $program (no Triton)"
     elif PYTHONPATH=$src/python:$src/python/dropin PYTHONDONTWRITEBYTECODE=1 CUDA_VISIBLE_DEVICES='' \

@@ -51,26 +51,41 @@ class Handle:
         return (hidden + pack.wide_of(self.top_k) + 7) // 8 * 8
 
 
+Laid = Dict[torch.cuda.Stream, Optional[EventHandle]]
+
+
 def on_stream(comm: Optional[torch.cuda.Stream], inputs: Tuple[Optional[torch.Tensor], ...],
-              previous: Optional[EventOverlap], asynchronous: bool, work: Callable[[], Any]) -> Tuple[Any, EventOverlap]:
-    """Runs `work` on the communication stream, behind `previous` or the current stream. Without one (no
-    GPU) it runs at once."""
+              previous: Optional[EventOverlap], asynchronous: bool, work: Callable[[], Any],
+              laid: Optional[Laid] = None) -> Tuple[Any, EventOverlap]:
+    """Runs `work` on the communication stream, behind `previous` or the current stream, and behind what `laid` has of
+    other streams: the event there, or all that was given to the stream; empties it. Without a communication
+    stream (no GPU) it runs at once."""
     if comm is None:
         return work(), EventOverlap(EventHandle() if asynchronous else None)
     current = current_stream()
-    if previous is not None and previous.event is not None and previous.event._event is not None:
-        comm.wait_event(previous.event._event)
+    waited = None if previous is None or previous.event is None or previous.event._event is None else previous.event
+    if waited is not None:
+        comm.wait_event(waited._event)
     else:
         comm.wait_stream(current)
+    for stream, made in (laid or {}).items():
+        if waited is None and stream == current or made is not None and made is waited:
+            continue
+        if made is not None and made._event is not None:
+            comm.wait_event(made._event)
+        else:
+            comm.wait_stream(stream)
+    if laid:
+        laid.clear()
+    for tensor in inputs:  # (before the work: it may have begun when it raises)
+        if tensor is not None:
+            tensor.record_stream(comm)
     torch.cuda.set_stream(comm)  # (torch.cuda.stream does the same and takes 15 us more)
     try:
         out = work()
         event = EventHandle()
     finally:
         torch.cuda.set_stream(current)
-    for tensor in inputs:
-        if tensor is not None:
-            tensor.record_stream(comm)
     for tensor in out:
         if isinstance(tensor, torch.Tensor):
             tensor.record_stream(current)
@@ -98,6 +113,7 @@ class Buffer(LowLatency):
         self.rank, self.group_size = group.rank(), group.size()
         self._windows = Windows(group, "flex")
         self._comm = torch.cuda.Stream(priority=-1) if torch.cuda.is_available() else None
+        self._laid: Laid = {}  # layouts that no dispatch has waited for
         self._numbers: Optional[torch.Tensor] = None
         self._blank: Dict[Any, torch.Tensor] = {}
 
@@ -147,7 +163,10 @@ class Buffer(LowLatency):
             previous_event.event.wait_elsewhere()
         with torch.no_grad():
             per_rank, per_expert, inside = pack.layout(topk_idx.contiguous(), num_experts, self.group_size)
-        return per_rank, None, per_expert, inside, EventOverlap(EventHandle() if async_finish else None)
+        event = EventHandle() if async_finish else None
+        if self._comm is not None:
+            self._laid[current_stream()] = event
+        return per_rank, None, per_expert, inside, EventOverlap(event)
 
     # ---- dispatch ----
 
@@ -241,7 +260,8 @@ class Buffer(LowLatency):
 
         with torch.no_grad():
             inputs = (*(x if isinstance(x, tuple) else (x,)), topk_idx, topk_weights, is_token_in_rank)
-            out, event = on_stream(self._comm, inputs, previous_event, async_finish, work)
+            out, event = on_stream(self._comm, inputs, previous_event, async_finish, work,
+                                   self._laid if is_token_in_rank is not None else None)
         return (out[0] if isinstance(x, torch.Tensor) else out[:2], *out[-4:], event)
 
     def combine(self, x: torch.Tensor, handle: Handle, topk_weights: Optional[torch.Tensor] = None, bias: Any = None,
