@@ -183,6 +183,22 @@ END
     found "no command of ep-overlap: report"
 }
 
+@test "switches: described and there" {
+    plant lib/core/names.h '#define A "EP_OVERLAP_ONE"'
+    mkdir -p "$tree"/{docs,jobscripts,tests/unit}
+    echo 'EP_OVERLAP_ONE=1, and the others as EP_OVERLAP_CUDA_*' >"$tree/README.md"
+    echo 'EP_OVERLAP_TOOL=x' | tee "$tree/jobscripts/a.sbatch" >"$tree/jobscripts/b.sbatch"
+    run "$lint/switches.sh" "$tree"
+    quiet
+    plant lib/moe/a.c 'getenv("EP_OVERLAP_TWO");'
+    echo 'EP_OVERLAP_ONCE is gone' >"$tree/docs/a.md"
+    echo 'setenv("EP_OVERLAP_OLD", "1", 1);' >"$tree/tests/unit/a.c"
+    run "$lint/switches.sh" "$tree"
+    found "lib/moe/a.c:2: neither README.md nor docs/ describes EP_OVERLAP_TWO"
+    found "docs/a.md:1: the code has no EP_OVERLAP_ONCE"
+    found "tests/unit/a.c:1: the code has no EP_OVERLAP_OLD"
+}
+
 build_so() { # name code flags...: a shared object as the project links it
     local name=$1 code=$2
     shift 2
