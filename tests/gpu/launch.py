@@ -52,7 +52,8 @@ def launch(program, ranks, limit, arguments=(), environment=None, name="rank", s
         for line in running[r].stdout:
             said[r].append(line)
             if live:
-                print("-- %s %d, %5.1f s: %s" % (name, r, time.time() - began, line.rstrip()), flush=True)
+                sys.stdout.write("-- %s %d, %5.1f s: %s\n" % (name, r, time.time() - began, line.rstrip()))
+                sys.stdout.flush()
 
     for r in range(ranks):
         running.append(subprocess.Popen(

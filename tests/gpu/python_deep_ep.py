@@ -144,6 +144,7 @@ def check_low_latency(torch, buffer, rank, turn, device):
         (data, scales), again, _, _, _ = buffer.low_latency_dispatch(x, index, most, E, round_scale=round_scale, use_ue8m0=packed)
         same(torch, "low-latency counts", again, counts)
         assert data.dtype == torch.float8_e4m3fn and data.shape == rows.shape
+        assert scales.shape == (LOCAL, most * R, H // (512 if packed else 128)) and scales.stride(1) == 1
         for e in range(LOCAL):
             n, scale = int(counts[e]), scales[e, : int(counts[e])]
             if packed:
@@ -211,10 +212,14 @@ def check_refused(torch, buffer, rank, device):
             ("weights without slots", "with topk_idx", lambda: buffer.combine(x, plain, topk_weights=weights)),
             ("a short bias", "needed is", lambda: buffer.combine(x.new_empty(999, H), handle, bias=x[1:])),
             ("too many tokens", "allowed are 8", lambda: buffer.low_latency_dispatch(x, index, 8, E)),
+            ("a masked rank", "cannot be left out", lambda: buffer.low_latency_update_mask_buffer(0, True)),
+            ("shrinking", "enable_shrink", lambda: type(buffer)(buffer.group, enable_shrink=True)),
+            ("no group", "torch.distributed", lambda: type(buffer)(None, comm=3)),
+            ("a window", "no tensor is one", lambda: buffer.get_local_buffer_tensor(torch.int8)),
             ("both ways to wait", "exclude", lambda: buffer.low_latency_dispatch(x, index, 256, E, async_finish=True, return_recv_hook=True))):
         try:
             call()
-        except ValueError as e:
+        except (ValueError, NotImplementedError) as e:
             if part in str(e):
                 continue
             raise SystemExit("%s: refused with %r, which lacks %r" % (name, str(e), part))
@@ -276,6 +281,89 @@ def check_hybrid(torch, buffer, rank, turn, device):
     same(torch, "HybridEP combined probs behind FP8", back8, probs)
 
 
+def check_hybrid_topk(torch, buffer, rank, turn, device):
+    """The same routing by index: the same rows, and what comes back is dense; other probs for a handle."""
+    x, index, weights = inputs(torch, rank, turn, device)
+    rows, probs, _, sizes, handle = buffer.dispatch_with_permute(hidden=x, topk_idx=index, topk_weights=weights,
+                                                                 num_of_experts=E, num_of_experts_per_rank=LOCAL)
+    at = torch.where(index >= 0, index, E)
+    routing = torch.zeros(x.shape[0], E + 1, dtype=torch.bool, device=device).scatter(1, at, True)[:, :E]
+    dense = torch.zeros(x.shape[0], E + 1, device=device).scatter(1, at, weights)[:, :E].contiguous()
+    want = buffer.dispatch_with_permute(hidden=x, routing_map=routing, probs=dense, fuse_permute_dispatch=True)
+    same(torch, "HybridEP rows by index", rows, want[0])
+    same(torch, "HybridEP probs by index", probs, want[1])
+    assert sizes.tolist() == want[3].tolist()
+    y, back = buffer.combine_with_unpermute(hidden=rows, probs=probs, handle=handle, fuse_unpermute_combine=True)
+    same(torch, "HybridEP combined by index", y, buffer.combine_with_unpermute(hidden=want[0], handle=want[4])[0])
+    same(torch, "HybridEP combined probs by index", back, dense)
+    for way in (handle, want[4]):
+        again, doubled, _, _, other = buffer.dispatch_with_permute(hidden=x, probs=2 * dense, handle=way)
+        same(torch, "HybridEP rows, other probs", again, rows)
+        same(torch, "HybridEP other probs", doubled, 2 * probs)
+        _, back = buffer.combine_with_unpermute(hidden=again, probs=doubled, handle=other)
+        same(torch, "HybridEP other probs, back", back, 2 * dense)
+    plain = buffer.dispatch_with_permute(hidden=x, topk_idx=index.int())
+    assert plain[1] is None
+    same(torch, "HybridEP rows by index alone", plain[0], rows)
+
+
+def check_hybrid_budget(torch, buffer, rank, turn, device):
+    """num_permuted_tokens: so many rows whatever comes, and what does not fit is left out and told."""
+    x, index, weights = inputs(torch, rank, turn, device)
+    routed = dict(topk_idx=index, topk_weights=weights, pad_multiple=8)
+    full, full_probs, _, sizes, handle = buffer.dispatch_with_permute(hidden=x, **routed)
+    n, sums = full.shape[0], buffer.combine_with_unpermute(hidden=full, handle=handle)[0]
+    assert not handle[10].item()
+    rows, probs, _, on_device, longer = buffer.dispatch_with_permute(hidden=x, **routed, num_permuted_tokens=n + 24,
+                                                                     non_blocking=True)
+    assert rows.shape == (n + 24, H) and probs.shape == (n + 24,) and not longer[10].item() and on_device.device == device
+    same(torch, "HybridEP rows within a budget", rows[:n], full)
+    assert on_device.tolist() == sizes.tolist() and (rows[n:] == 0).all() and (probs[n:] == 0).all()
+    y, back = buffer.combine_with_unpermute(hidden=rows, probs=probs, handle=longer)
+    same(torch, "HybridEP combined within a budget", y, sums)
+    same(torch, "HybridEP gradient within a budget",
+         buffer.dispatch_with_permute(hidden=x, handle=longer, num_permuted_tokens=n + 24)[0], rows)
+    less = n - int(sizes[-1]) // 2  # half of the last expert's do not fit
+    rows, probs, _, fewer, short = buffer.dispatch_with_permute(hidden=x, **routed, num_permuted_tokens=torch.tensor(less))
+    assert rows.shape == (less, H) and short[10].item() and fewer.tolist() == sizes.tolist()[:-1] + [less - int(sizes[:-1].sum())]
+    same(torch, "HybridEP rows over a budget", rows, full[:less])
+    left = full.clone()
+    left[less:] = 0
+    kept = torch.where(torch.arange(n, device=device) < less, full_probs, 0.0)
+    want = buffer.combine_with_unpermute(hidden=left, probs=kept, handle=handle)
+    got = buffer.combine_with_unpermute(hidden=rows, probs=probs, handle=short)
+    for name, a, b in zip(("rows", "probs"), got, want):
+        same(torch, "HybridEP combined over a budget, " + name, a, b)
+
+
+def check_hybrid_refused(torch, buffer, rank, device):
+    """What is not served says so before anything is sent."""
+    x, index, weights = inputs(torch, rank, 0, device)
+    handle = buffer.dispatch_with_permute(hidden=x, topk_idx=index)[4]
+    for part, kind, call in (
+            ("a handle", ValueError, lambda: buffer.dispatch_with_permute(hidden=x)),
+            ("of %d ranks" % R, ValueError,
+             lambda: buffer.dispatch_with_permute(hidden=x, topk_idx=index, num_of_experts=E + 1)),
+            ("topk_weights", ValueError,
+             lambda: buffer.dispatch_with_permute(hidden=x, topk_idx=index, topk_weights=weights[1:])),
+            ("needed is bool", ValueError,
+             lambda: buffer.dispatch_with_permute(hidden=x, routing_map=x.new_zeros(x.shape[0], E))),
+            ("probs", ValueError, lambda: buffer.dispatch_with_permute(hidden=x, topk_idx=index, probs=weights)),
+            ("the handle is of", ValueError, lambda: buffer.dispatch_with_permute(hidden=x[1:], handle=handle)),
+            ("the handle is of", ValueError, lambda: buffer.combine_with_unpermute(hidden=x[:3], handle=handle)),
+            ("a handle is needed", ValueError, lambda: buffer.combine_with_unpermute(hidden=x)),
+            ("dispatch_with_permute", NotImplementedError, lambda: buffer.dispatch(hidden=x)),
+            ("combine_with_unpermute", NotImplementedError, lambda: buffer.combine(hidden=x)),
+            ("unexpected keyword", TypeError, lambda: buffer.dispatch_with_permute(hidden=x, topk_index=index))):
+        try:
+            call()
+        except kind as e:
+            if part in str(e):
+                continue
+            raise SystemExit("refused with %r, which lacks %r" % (str(e), part))
+        raise SystemExit("accepted, where %r should have been said" % part)
+
+
 def check_more_experts(torch, buffer, rank, device):
     """A token of one rank has more experts than any token before."""
     x = inputs(torch, rank, 0, device)[0]
@@ -304,6 +392,9 @@ def rank_main():
     assert Config(24, 8, 256).get_rdma_buffer_size_hint(2 * H, R) == hint
     buffer = Buffer(dist.group.WORLD, hint, 0)
     Buffer.set_num_sms(24)
+    masked = torch.ones(R, dtype=torch.int32, device=device)
+    buffer.low_latency_query_mask_buffer(masked)
+    assert not masked.any() and not buffer.low_latency_mode
     for turn in (0, 1, 1, 0):  # more tokens the second time than the windows were made for
         check_deepep(torch, buffer, rank, turn, device)
         check_fp8(torch, buffer, rank, turn, device)
@@ -314,12 +405,17 @@ def rank_main():
                             num_local_experts=LOCAL, use_fp8=False)
     for turn in (0, 1, 0):
         check_hybrid(torch, hybrid, rank, turn, device)
+        check_hybrid_topk(torch, hybrid, rank, turn, device)
+        check_hybrid_budget(torch, hybrid, rank, turn, device)
+    check_hybrid_refused(torch, hybrid, rank, device)
     check_more_experts(torch, hybrid, rank, device)
     check_hybrid(torch, hybrid, rank, 1, device)
     print("rank %d: ok" % rank, flush=True)
     dist.barrier()
+    print("rank %d: ending" % rank, flush=True)
     buffer.destroy()
     hybrid.destroy()
+    print("rank %d: ended" % rank, flush=True)
     os._exit(0)
 
 

@@ -101,6 +101,21 @@ if ! "$python" -c 'import torch' 2>/dev/null; then
     echo "left out: MoELayer and deep_ep on the CPU ($python has no torch)"
     exit $failed
 fi
+# ---- type hints, where there is mypy ----
+if "$python" -c 'import mypy' 2>/dev/null; then
+    for package in ep_overlap deep_ep; do
+        if (cd "$src" && MYPYPATH=python:python/dropin "$python" -m mypy --cache-dir "$work/mypy" -p $package) \
+            >"$work/said" 2>&1; then
+            echo "ok: type hints of $package"
+        else
+            tail -n 30 "$work/said"
+            echo "FAILED: type hints of $package"
+            failed=1
+        fi
+    done
+else
+    echo "left out: type hints ($python has no mypy)"
+fi
 for program in unit/test_deep_ep_pack unit/test_deep_ep_streams gpu/python_deep_ep gpu/python_layer; do
     if [ $program = unit/test_deep_ep_pack ] && ! "$python" -c 'import triton' 2>/dev/null; then
         echo "left out: $program (no Triton)"

@@ -64,7 +64,7 @@ def on_stream(comm: Optional[torch.cuda.Stream], inputs: Tuple[Optional[torch.Te
         return work(), EventOverlap(EventHandle() if asynchronous else None)
     current = current_stream()
     waited = None if previous is None or previous.event is None or previous.event._event is None else previous.event
-    if waited is not None:
+    if waited is not None and waited._event is not None:
         comm.wait_event(waited._event)
     else:
         comm.wait_stream(current)
@@ -105,10 +105,16 @@ class Buffer(LowLatency):
     num_sms: int = 20
 
     def __init__(self, group: Any, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0, low_latency_mode: bool = False,
-                 num_qps_per_rank: int = 1, **_: Any) -> None:
-        """Sizes, modes and what else DeepEP's takes are kept or ignored: windows are made at the first use."""
+                 num_qps_per_rank: int = 24, allow_nvlink_for_low_latency_mode: bool = True, allow_mnnvl: bool = False,
+                 use_fabric: bool = False, explicitly_destroy: bool = False, enable_shrink: bool = False,
+                 comm: Any = None) -> None:
+        """Sizes and modes are kept or ignored: windows are made at the first use. Ranks cannot be masked
+        (enable_shrink) nor come from mpi4py (comm)."""
         if not hasattr(group, "rank"):
-            raise ValueError("Buffer: found %r, needed is a group of torch.distributed" % (group,))
+            raise ValueError("Buffer: found %r, needed is a group of torch.distributed" % (group or comm,))
+        if enable_shrink:
+            raise ValueError("Buffer: enable_shrink: ranks cannot be left out of a group; make another group")
+        self.low_latency_mode, self.explicitly_destroy, self.enable_shrink = low_latency_mode, explicitly_destroy, False
         self.group, self.num_nvl_bytes, self.num_rdma_bytes = group, num_nvl_bytes, num_rdma_bytes
         self.rank, self.group_size = group.rank(), group.size()
         self._windows = Windows(group, "flex")
@@ -142,6 +148,10 @@ class Buffer(LowLatency):
 
     def get_comm_stream(self) -> Optional[torch.cuda.Stream]:
         return self._comm
+
+    def get_local_buffer_tensor(self, *_: Any, **__: Any) -> torch.Tensor:
+        """Refused: tensors are never aliases of a window."""
+        raise NotImplementedError("Buffer.get_local_buffer_tensor: windows are the library's, no tensor is one")
 
     def destroy(self) -> None:
         """After the last handle is gone. [collective]"""
@@ -300,6 +310,9 @@ class Buffer(LowLatency):
         with torch.no_grad():
             out, event = on_stream(self._comm, (x, topk_weights, *biases), previous_event, async_finish, work)
         return (*out, event)
+
+    # (across nodes, too, it is one call here)
+    internode_dispatch, internode_combine = dispatch, combine
 
 
 def _lengthen(x: Optional[torch.Tensor], rows: int, fill: Any) -> Any:

@@ -50,6 +50,19 @@ class LowLatency:
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Nothing is left over from one call to the next."""
 
+    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
+        """Refused where a rank would be masked: a group goes on with all its ranks or ends."""
+        if mask:
+            raise NotImplementedError("low_latency_update_mask_buffer: rank %d cannot be left out; make another group "
+                                      "of the ranks that remain" % rank_to_mask)
+
+    def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
+        """mask_status int32 [R]: 0, none is masked."""
+        mask_status.zero_()
+
+    def low_latency_clean_mask_buffer(self) -> None:
+        """None is masked."""
+
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
         """A tensor [E / R, M * R, H] of torch's for the rows of `low_latency_combine`; any other does as well."""
         return torch.empty(handle.experts // self.group_size, handle.most * self.group_size, handle.hidden,
@@ -66,7 +79,8 @@ class LowLatency:
         """x bf16 [T, H], topk_idx int64 [T, K] (-1: unused), T <= M = num_max_dispatch_tokens_per_rank, the same M
         on all ranks -> rows of each local expert bf16 [E / R, M * R, H], or with use_fp8 (e4m3 of that shape,
         scales float32 [E / R, M * R, H / 128]; use_ue8m0: int32 [.., H / 512], four exponents each), rows per
-        local expert int32 [E / R] (what lies behind them is undefined), handle, event, hook. [collective]"""
+        local expert int32 [E / R] (what lies behind them is undefined), handle, event, hook. Scales are column-major
+        in their last two dimensions, as DeepEP's are. [collective]"""
         t, h, most, ranks = x.shape[0], x.shape[1], num_max_dispatch_tokens_per_rank, self.group_size
         if async_finish and return_recv_hook:
             raise ValueError("low_latency_dispatch: async_finish and return_recv_hook exclude each other")
@@ -94,16 +108,19 @@ class LowLatency:
                 cumulative_local_expert_recv_stats += received
             if use_ue8m0:
                 parts[1] = (parts[1].contiguous().view(torch.int32) >> 23).to(torch.uint8).view(torch.int32)
+            if use_fp8:
+                parts[1] = parts[1].transpose(1, 2).contiguous().transpose(1, 2)
             event, hook = self._finish((x, topk_idx, *parts), async_finish)
         return tuple(parts) if use_fp8 else parts[0], received, handle, event, hook
 
     def low_latency_combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor,
                             handle: LowLatencyHandle, use_logfmt: bool = False, zero_copy: bool = False,
                             async_finish: bool = False, return_recv_hook: bool = False,
-                            out: Optional[torch.Tensor] = None) -> Any:
+                            out: Optional[torch.Tensor] = None,
+                            combine_wait_recv_cost_stats: Optional[torch.Tensor] = None) -> Any:
         """x bf16 [E / R, M * R, H], topk_idx of the dispatch, topk_weights float32 [T, K] -> the sum of each token's
         rows times their weights, in float32, bf16 [T, H]; event, hook. use_logfmt and zero_copy change how DeepEP
-        moves bytes and nothing here. [collective]"""
+        moves bytes and nothing here; combine_wait_recv_cost_stats is left as it is. [collective]"""
         h = handle.hidden
         if async_finish and return_recv_hook:
             raise ValueError("low_latency_combine: async_finish and return_recv_hook exclude each other")

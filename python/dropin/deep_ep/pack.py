@@ -150,8 +150,8 @@ def dense_torch(experts: torch.Tensor, by_slot: torch.Tensor, count: int) -> tor
 
 
 def _kernels() -> Any:
-    import triton
-    import triton.language as tl
+    import triton  # type: ignore[import-untyped]
+    import triton.language as tl  # type: ignore[import-untyped]
 
     @triton.jit
     def layout(index, count, inside, E, R, LOCAL, K: tl.constexpr, KB: tl.constexpr, RB: tl.constexpr):
