@@ -69,6 +69,9 @@ def main():
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if a.experts % ranks:
         parser.error(f"--experts {a.experts} is no multiple of {ranks} ranks")
+    if rank == 0:
+        print(f"{ranks} ranks, rank 0 on {torch.cuda.get_device_name()}: {a.experts} experts, dispatcher {a.dispatcher}"
+              + (f" with {a.backend}" if a.dispatcher == "flex" else ""), flush=True)
     layer = make_layer(a, ranks)
     tokens = torch.Generator(device="cuda")
     tokens.manual_seed(40 + rank)

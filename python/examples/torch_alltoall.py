@@ -53,6 +53,8 @@ def main():
     device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
     dist.init_process_group("nccl" if gpu else "gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    if rank == 0:
+        print(f"{ranks} ranks, rank 0 on {torch.cuda.get_device_name() if gpu else 'the CPU'}", flush=True)
     sync = torch.cuda.synchronize if gpu else (lambda: None)
     wrong = torch.zeros(1, device=device)
     for mb in (float(s) for s in options.sizes.split(",")):

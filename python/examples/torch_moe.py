@@ -109,6 +109,9 @@ def main():
     if a.experts % ranks:
         parser.error(f"--experts {a.experts} is no multiple of {ranks} ranks")
 
+    if rank == 0:
+        print(f"{ranks} ranks, rank 0 on {torch.cuda.get_device_name() if gpu else 'the CPU'}: {a.experts} experts, layer {a.layer}",
+              flush=True)
     torch.manual_seed(1)  # router, head and task: the same on all ranks
     router = torch.nn.Linear(a.hidden, a.experts, bias=False, device=device)
     head = torch.randn(a.hidden, a.hidden, device=device) * a.hidden**-0.5  # the function to be learnt
