@@ -26,7 +26,7 @@ PROGRAMS := units layer bulk graph bench features products endure
 BENCH := bench bench_cpu bench_ffn bench_report
 HEADERS := $(wildcard lib/*/*.h lib/backend/*/*.h lib/backend/cuda/*.cuh lib/backend/cuda/gemm/*.h lib/backend/cuda/gemm/*.cuh tests/gpu/*.h tests/fault/*.h)
 
-all: $(PROGRAMS:%=$(O)/%) $(O)/dense $(O)/bench_flex $(O)/fault $(O)/flex_floor $(O)/engine_cuda.so
+all: $(PROGRAMS:%=$(O)/%) $(O)/dense $(O)/bench_flex $(O)/fault $(O)/flex_floor $(O)/engine_cuda.so gemm
 
 $(O)/config.h: configure.ac
 	@mkdir -p $(@D)
@@ -59,10 +59,25 @@ $(O)/bench_flex: $(O)/tests/gpu/bench_flex.o $(O)/tests/gpu/flex_side.o $(O)/tes
 	$(CC) -pthread -o $@ $^ $(LIBS)
 $(O)/flex_floor: $(O)/tests/gpu/flex_floor.cu.o
 	$(CC) -pthread -o $@ $^ $(LIBS)
+# The grouped GEMM alone: tests/gpu/gemm's programs, and the library that its scripts load,
+# which sees the C side.
+GEMM_CU := $(patsubst %.cu,$(O)/%.cu.o,$(wildcard lib/backend/cuda/gemm/*.cu))
+GEMM_C := lib/backend/cuda/gemm/gg_host lib/backend/cuda/gemm/gg_chain lib/core/status
+GEMM_TESTS := test_grouped_gemm test_chain
+gemm: $(GEMM_TESTS:%=$(O)/%) $(O)/libepo_gemm.so
+$(O)/tests/gpu/gemm/test_%.cu.o: $(wildcard tests/gpu/gemm/*.cuh)
+$(O)/tests/gpu/gemm/%.o: NVCCFLAGS += -Xcompiler -Wno-missing-field-initializers
+$(GEMM_TESTS:%=$(O)/%): $(O)/%: $(O)/tests/gpu/gemm/%.cu.o $(GEMM_CU) $(GEMM_C:%=$(O)/%.o) $(O)/lib/backend/cuda/kernels.cu.o
+	$(CC) -pthread -o $@ $^ $(LIBS)
+$(O)/seen/%.o: %.c $(HEADERS) $(O)/config.h
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -fvisibility=default -c $< -o $@
+$(O)/libepo_gemm.so: $(O)/tests/gpu/gemm/bench_copy.cu.o $(GEMM_CU) $(GEMM_C:%=$(O)/seen/%.o)
+	$(CC) -shared -o $@ $^ $(LIBS)
 # One rank is struck, the others have to end well (tests/fault/run.sh).
 FAULT := fault judge watch strike job bootstrap apart device_cuda
 $(O)/fault: $(FAULT:%=$(O)/tests/fault/%.o) $(O)/engine.a
 	$(CC) -pthread -Wl,--wrap=gpu_library_symbol -o $@ $^ $(LIBS)
 include tests/gpu/tools.mk
-.PHONY: all
+.PHONY: all gemm
 .SECONDARY:
