@@ -96,12 +96,17 @@ static bool is_switch_word(const char *text) {
 
 /* The key that a flag's name stands for decides how many words it takes. */
 static epo_key_type type_of(const char *path) {
-    static const char *const switches[] = {
-        "disable_bias_linear",   "no_gradient_accumulation_fusion",
-        "recompute_activations", "enable_cuda_graph",
-        "external_cuda_graph",   "use_custom_fsdp",
-        "use_nccl_ub",           "sft",
-        "moe_a2a_overlap"};
+    static const char *const switches[] = {"disable_bias_linear",
+                                           "no_gradient_accumulation_fusion",
+                                           "recompute_activations",
+                                           "enable_cuda_graph",
+                                           "external_cuda_graph",
+                                           "use_custom_fsdp",
+                                           "use_nccl_ub",
+                                           "sft",
+                                           "moe_a2a_overlap",
+                                           "account_for_embedding_in_pipeline_split",
+                                           "account_for_loss_in_pipeline_split"};
     for (size_t i = 0; i < sizeof switches / sizeof *switches; i++)
         if (strcmp(path, switches[i]) == 0)
             return EPO_KEY_SWITCH;

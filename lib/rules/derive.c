@@ -9,6 +9,7 @@
 
 #include <ctype.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -79,18 +80,62 @@ static epo_status derive_parallel(epo_facts *facts) {
     return status;
 }
 
+/* Megatron-LM takes one virtual stage for none, so that the schedule is not interleaved. */
+static epo_status set_virtual_stages(epo_facts *facts, double stages, const char *source) {
+    if (stages == 1)
+        return epo_facts_set(facts, "virtual_pipeline_model_parallel_size", NULL, source);
+    return set_number(facts, "virtual_pipeline_model_parallel_size", stages, source);
+}
+
+#define STAGES_MAX 4096
+
+/* Stages of a layout: "Et*3|(tt|)*29m|L" has 32. 0: cannot be told. */
+static size_t count_stages(const char *layout) {
+    size_t bars = 0, before_group = 0, group = 0;
+    for (const char *at = layout; *at != '\0'; at++) {
+        if (*at == '|')
+            bars++;
+        else if (*at == '(')
+            before_group = bars;
+        else if (*at == ')')
+            group = bars - before_group;
+        else if (*at == '*' && isdigit((unsigned char)at[1]) && at > layout && at[-1] == ')') {
+            unsigned long times = strtoul(at + 1, NULL, 10);
+            if (times == 0 || times > STAGES_MAX)
+                return 0;
+            bars += group * (times - 1);
+        } else if (strchr("[{$'\"", *at) != NULL)
+            return 0; /* a Python list, a variable */
+        if (bars >= STAGES_MAX)
+            return 0;
+    }
+    return bars + 1;
+}
+
+static epo_status derive_layout(epo_facts *facts, double pp) {
+    const epo_fact *layout = known(facts, "pipeline_model_parallel_layout");
+    size_t stages = layout == NULL ? 0 : count_stages(layout->text);
+    if (stages == 0 || pp <= 0 || stages % (size_t)pp != 0)
+        return EPO_OK;
+    return set_virtual_stages(facts, (double)stages / pp, "--pipeline-model-parallel-layout");
+}
+
 static epo_status derive_virtual_stages(epo_facts *facts) {
-    double per_stage, layers, pp;
+    double per_stage, layers, pp = 0;
     const epo_fact *given = epo_facts_find(facts, "virtual_pipeline_model_parallel_size");
+    (void)number(facts, "pipeline_model_parallel_size", &pp);
+    if (known(facts, "pipeline_model_parallel_layout") != NULL)
+        return derive_layout(facts, pp);
     if (known(facts, "num_layers_per_virtual_pipeline_stage") == NULL ||
         (given != NULL && !given->is_default))
         return EPO_OK;
     static const char source[] = "--num-layers-per-virtual-pipeline-stage";
     if (number(facts, "num_layers_per_virtual_pipeline_stage", &per_stage) && per_stage > 0 &&
-        number(facts, "num_layers", &layers) &&
-        number(facts, "pipeline_model_parallel_size", &pp) && pp > 0)
-        return set_number(facts, "virtual_pipeline_model_parallel_size", layers / pp / per_stage,
-                          source);
+        number(facts, "num_layers", &layers) && pp > 0) {
+        layers += epo_fact_is_true(known(facts, "account_for_embedding_in_pipeline_split"));
+        layers += epo_fact_is_true(known(facts, "account_for_loss_in_pipeline_split"));
+        return set_virtual_stages(facts, layers / pp / per_stage, source);
+    }
     return epo_facts_set_text(facts, "virtual_pipeline_model_parallel_size", "set", source);
 }
 
@@ -134,6 +179,14 @@ static epo_status derive_graph_scope(epo_facts *facts) {
     return epo_facts_set(facts, "wgrad_in_graph_scope", holds ? "True" : "False", modules->source);
 }
 
+/* A 0 by itself: that of [1]*10 is none. */
+static bool has_zero(const char *text) {
+    for (const char *at = text; (at = strchr(at, '0')) != NULL; at++)
+        if ((at == text || !isdigit((unsigned char)at[-1])) && !isdigit((unsigned char)at[1]))
+            return true;
+    return false;
+}
+
 static epo_status derive_layers(epo_facts *facts) {
     const epo_fact *freq = known(facts, "moe_layer_freq");
     const epo_fact *experts = known(facts, "num_moe_experts");
@@ -141,7 +194,7 @@ static epo_status derive_layers(epo_facts *facts) {
         return EPO_OK;
     bool all = experts->kind != EPO_FACT_NULL && freq->kind == EPO_FACT_NUMBER && freq->number == 1;
     if (freq->kind != EPO_FACT_NUMBER) /* [1]*48, [1, 1, 1]: a pattern with no 0 */
-        all = experts->kind != EPO_FACT_NULL && strchr(freq->text, '0') == NULL;
+        all = experts->kind != EPO_FACT_NULL && !has_zero(freq->text);
     return epo_facts_set(facts, "every_layer_is_moe", all ? "True" : "False", freq->source);
 }
 

@@ -118,13 +118,24 @@ static epo_status put_fsdp_units(epo_facts *facts, const char *value, const char
     return status;
 }
 
+/* The stages are counted once everything given is in. */
+static epo_status put_layout(epo_facts *facts, const char *value, const char *source) {
+    epo_status status = epo_facts_set_unknown(facts, "virtual_pipeline_model_parallel_size",
+                                              "from pipeline_model_parallel_layout", source);
+    return status == EPO_OK
+               ? epo_facts_set_text(facts, "pipeline_model_parallel_layout", value, source)
+               : status;
+}
+
 /* Settings that need more than a new name; *done tells whether this was one. */
 static epo_status put_special(epo_facts *facts, const char *path, const char *value,
                               const char *source, bool *done) {
+    static const char stages[] = "virtual_pipeline_model_parallel_size";
     *done = true;
     if (value == NULL) {
-        *done = false;
-        return EPO_OK;
+        *done = strcmp(path, "num_layers_per_virtual_pipeline_stage") == 0 ||
+                strcmp(path, "pipeline_model_parallel_layout") == 0;
+        return *done ? epo_facts_set_unknown(facts, stages, "?", source) : EPO_OK;
     }
     if (strcmp(path, "dataset._target_") == 0 || strcmp(path, "dataset_target") == 0)
         return put_data_set(facts, value, source);
@@ -135,13 +146,13 @@ static epo_status put_special(epo_facts *facts, const char *path, const char *va
                              source);
     if (strcmp(path, "dataset.packed_sequence_specs") == 0)
         return epo_facts_set(facts, "packed_sequence", is_null(value) ? "false" : "true", source);
-    if (strcmp(path, "num_layers_per_virtual_pipeline_stage") == 0)
+    if (strcmp(path, "num_layers_per_virtual_pipeline_stage") == 0 ||
+        strncmp(path, "account_for_", 12) == 0)
         return is_null(value) ? EPO_OK : epo_facts_set(facts, path, value, source);
+    if (strcmp(path, "num_virtual_stages_per_pipeline_rank") == 0 && strcmp(value, "1") == 0)
+        return epo_facts_set(facts, stages, NULL, source);
     if (strcmp(path, "pipeline_model_parallel_layout") == 0)
-        return is_null(value)
-                   ? EPO_OK
-                   : epo_facts_set_unknown(facts, "virtual_pipeline_model_parallel_size",
-                                           "from pipeline_model_parallel_layout", source);
+        return is_null(value) ? EPO_OK : put_layout(facts, value, source);
     const char *leaf = strrchr(path, '.');
     if (strcmp(leaf == NULL ? path : leaf + 1, "fsdp_unit_modules") == 0)
         return put_fsdp_units(facts, value, source);

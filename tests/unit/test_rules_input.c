@@ -232,6 +232,55 @@ static void what_follows_is_derived(void) {
     epo_facts_destroy(facts);
 }
 
+/* As Megatron-LM reckons: one stage a rank is no interleaving, and OVL-006 needs one. */
+static void virtual_stages_are_reckoned(void) {
+    static const struct {
+        const char *arguments, *stages;
+    } cases[] = {
+        {"--num-virtual-stages-per-pipeline-rank 2", "2"},
+        {"--num-virtual-stages-per-pipeline-rank 1", "(unset)"},
+        {"--num-layers 96 --num-layers-per-virtual-pipeline-stage 3", "4"},
+        {"--num-layers 94 --num-layers-per-virtual-pipeline-stage 3 "
+         "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split",
+         "4"},
+        {"--num-layers 24 --num-layers-per-virtual-pipeline-stage 3", "(unset)"},
+        {"--pipeline-model-parallel-layout 'Et*3|(tt|)*29m|L'", "4"},
+        {"--pipeline-model-parallel-layout 'Ettt|(tt|)*6mL'", "(unset)"},
+        {"--pipeline-model-parallel-layout 'Ettt|(tt|)*7mL'", "(unknown)"}, /* 9 stages: refused */
+        {"--pipeline-model-parallel-layout $LAYOUT", "(unknown)"},
+        {"--num-layers-per-virtual-pipeline-stage $STAGE", "(unknown)"},
+        {"--num-virtual-stages-per-pipeline-rank $STAGES", "(unknown)"},
+        {"", "(unset)"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char line[256];
+        epo_facts *facts = epo_facts_create();
+        snprintf(line, sizeof line, "pretrain_gpt.py --pipeline-model-parallel-size 8 %s",
+                 cases[i].arguments);
+        read_script(line, facts);
+        CU_ASSERT_EQUAL(epo_settings_default(facts, EPO_DEFAULTS_MEGATRON_LM), EPO_OK);
+        CU_ASSERT_EQUAL(epo_settings_derive(facts), EPO_OK);
+        check_fact(facts, "virtual_pipeline_model_parallel_size", cases[i].stages);
+        epo_facts_destroy(facts);
+    }
+}
+
+static void a_pattern_of_layers_is_read(void) {
+    static const char *const patterns[][2] = {{"1", "True"},
+                                              {"2", "False"},
+                                              {"[1]*10", "True"},
+                                              {"([0]*3+[1]*58)", "False"},
+                                              {"([1]*10+[0])", "False"}};
+    for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
+        epo_facts *facts = epo_facts_create();
+        epo_setting_put(facts, "num_experts", "8", "test", NULL);
+        epo_setting_put(facts, "moe_layer_freq", patterns[i][0], "test", NULL);
+        CU_ASSERT_EQUAL(epo_settings_derive(facts), EPO_OK);
+        check_fact(facts, "every_layer_is_moe", patterns[i][1]);
+        epo_facts_destroy(facts);
+    }
+}
+
 static void given_values_are_kept(void) {
     epo_facts *facts = epo_facts_create();
     epo_facts_set(facts, "num_microbatches", "3", "test");
@@ -269,6 +318,8 @@ int main(void) {
         {"Bridge's overrides are read", bridge_overrides_are_read},
         {"inner shells are looked into", inner_shells_are_looked_into},
         {"what follows is derived", what_follows_is_derived},
+        {"virtual stages are reckoned", virtual_stages_are_reckoned},
+        {"a pattern of layers is read", a_pattern_of_layers_is_read},
         {"given values are kept", given_values_are_kept},
         {"a comm_overlap object wins", a_comm_overlap_object_wins},
         CU_TEST_INFO_NULL,
