@@ -8,8 +8,8 @@ site() {
     umask 022
     local here
     here=$(pwd -P)
-    cp -L "${EPO_BUILD_DIR:-build}/probe" probe
-    cp -L "${EPO_BUILD_DIR:-build}/tests/fake/.libs/fake_nvml.so" .
+    cp -L "$build/probe" probe
+    cp -L "$build/tests/fake/.libs/fake_nvml.so" .
     echo "$1" >nvml.table
     cat >site.conf <<END
 version = 1;

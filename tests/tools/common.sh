@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # What the tests of the ep-overlap command share.
 bats_require_minimum_version 1.5.0
-tool=${EPO_BUILD_DIR:-build}/ep-overlap
+build=$(cd "$BATS_TEST_DIRNAME/../.." && realpath -m -- "${EPO_BUILD_DIR:-build}")
+tool=$build/ep-overlap
 setup() {
     [ -x "$tool" ] || { echo "$tool was not built"; return 1; }
     cd "$BATS_TEST_TMPDIR" || return 1
