@@ -74,6 +74,49 @@ END
     [ "$status" -eq 0 ]
 }
 
+@test "recipes that keep Megatron-LM's arguments in YAML, both spellings" {
+    cat >recipe.yaml <<'END'
+DEPENDENCIES:
+  dockerfile: |
+    ARG FROM=x
+ENV_VARS:
+  CUDA_DEVICE_MAX_CONNECTIONS: '32'
+ARGS:
+  num_layers: 94
+  num_experts: 128
+  pipeline_model_parallel_size: 8
+  expert_model_parallel_size: 32
+  num_layers_per_virtual_pipeline_stage: 3
+  account_for_embedding_in_pipeline_split: true
+  account_for_loss_in_pipeline_split: true
+  moe_token_dispatcher_type: flex
+  moe_router_dtype: fp32
+  overlap_moe_expert_parallel_comm: true
+  recompute_modules: moe_act layernorm
+  cuda_graph_impl: transformer_engine
+  cuda_graph_scope:
+  - moe_router
+  - moe_preprocess
+  load: ${LOAD_PATH}
+  finetune: false
+  bf16: true
+END
+    run "$tool" lint --no-environment recipe.yaml
+    [ "$status" -eq 0 ]
+    [[ $output == *"virtual_pipeline_model_parallel_size = 4"* ]]
+    # as --NAME, and violated: the place is told
+    sed -E 's/^ARGS:/MODEL_ARGS:/; /^MODEL_ARGS/,$s/^  ([a-z])/  --\1/; /^MODEL_ARGS/,$y/_/-/; s/MODEL-ARGS/MODEL_ARGS/; s/moe-act layernorm/"[moe layernorm]"/; s/-router$/_router/; s/-preprocess$/_preprocess/; s/: .?32.?$/: 1/' recipe.yaml >model.yaml
+    run "$tool" lint --no-environment model.yaml
+    [ "$status" -eq 1 ]
+    [[ $output == *"error    OVL-010"*"recompute_modules = moe,layernorm (model.yaml:17 --recompute-modules)"* ]]
+    [[ $output == *"error    OVL-001"*"expert_model_parallel_size = 1 (model.yaml:10 "* ]]
+    # what only a shell knows stays undecided
+    sed -i 's/num_layers_per_virtual_pipeline_stage: 3/num_layers_per_virtual_pipeline_stage: ${VPP}/' recipe.yaml
+    run "$tool" lint --no-environment recipe.yaml
+    [ "$status" -eq 0 ]
+    [[ $output == *"virtual_pipeline_model_parallel_size: OVL-006"* ]]
+}
+
 @test "arguments that only the shell knows leave undecided what they may say" {
     for more in '$EXTRA' '"$@"' '$(cat more)' '"${MORE[@]}"'; do
         printf 'ARGS=(--bf16 --num-experts 8)\nsrun python pretrain_gpt.py "${ARGS[@]}" --expert-model-parallel-size 4 --overlap-moe-expert-parallel-comm %s\n' "$more" >job.sh
@@ -228,4 +271,14 @@ END
     [ "$status" -eq 1 ]
     run bash -c "'$tool' explain > /dev/full"
     [ "$status" -eq 5 ]
+}
+
+@test "the help of every command fits 80 columns" {
+    run "$tool" --help
+    for command in $(sed -n 's/^  \([a-z]*\)  .*/\1/p' <<<"$output"); do
+        output+=$'\n'$("$tool" "$command" --help)
+    done
+    [[ $output == *"ep-overlap bench ["* && $output == *"ep-overlap lint ["* ]]
+    run grep -nE '^.{81}' <<<"$output"
+    [ -z "$output" ]
 }

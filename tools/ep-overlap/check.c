@@ -17,10 +17,11 @@
 
 static const char help[] =
     "usage: ep-overlap check [--node] [--show] [--config FILE] [--json]\n\n"
-    "What this node offers, which dispatchers it can serve and why not the others, and how\n"
-    "the site is set up: the configuration, plugin and Slurm side by side.\n\n"
-    "  --node         the node alone: all its GPUs, and nothing of this shell's environment;\n"
-    "                 of the least versions driver and CUDA: for a prolog or health check\n"
+    "What this node offers, which dispatchers it can serve and why not the others,\n"
+    "and how the site is set up: the configuration, plugin and Slurm side by side.\n\n"
+    "  --node         the node alone, for a prolog or health check: all its GPUs,\n"
+    "                 nothing of this shell's environment, and of the least versions\n"
+    "                 driver and CUDA\n"
     "  --show         each effective setting and where it comes from\n"
     "  --config FILE  another configuration than the one that plugstack.conf names\n"
     "  --json         for programs\n\n"
@@ -28,8 +29,8 @@ static const char help[] =
     "  srun -N1 --gpus=8 ep-overlap check          what a step there would find\n"
     "  ep-overlap check --node || echo drain       in a health check\n"
     "  ep-overlap check --show                     why is overlap off for me?\n\n"
-    "exit status: 0 fine, 1 the configuration, a version or the node is not as it must be,\n"
-    "  2 usage, 4 the node could not be looked at\n";
+    "exit status: 0 fine, 1 the configuration, a version or the node is not as it\n"
+    "  must be, 2 usage, 4 the node could not be looked at\n";
 
 static int parse_options(int argc, char **argv, check *c) {
     static const struct option longs[] = {

@@ -18,8 +18,8 @@
 static const char help[] =
     "usage: ep-overlap env --dispatcher D --gpu GPU --ep N [OPTIONS]\n\n"
     "The environment and the framework's arguments for a run with overlapped expert\n"
-    "parallelism, or for its baseline.  A value that you have set is kept.  Combinations\n"
-    "that a rule forbids are refused, with the rule.\n\n"
+    "parallelism, or for its baseline.  A value that you have set is kept.\n"
+    "Combinations that a rule forbids are refused, with the rule.\n\n"
     "  --dispatcher D     alltoall, flex, flex:deepep, flex:hybridep, flex:ncclep\n"
     "  --gpu GPU          a100, h100, h200, gh200, b200, b300, gb200, gb300, ...\n"
     "  --ep N             expert-parallel ranks\n"
@@ -33,9 +33,10 @@ static const char help[] =
     "  --json             the same as --format json\n\n"
     "examples:\n"
     "  eval \"$(ep-overlap env --dispatcher alltoall --gpu h100 --ep 8)\"\n"
-    "  srun $(ep-overlap env --dispatcher flex:hybridep --gpu gb200 --ep 64 --format pyxis) ...\n"
-    "  torchrun pretrain_gpt.py $ARGS $(ep-overlap env --dispatcher flex --gpu h100 --ep 8 \\\n"
-    "      --delay-wgrad --format megatron-lm)\n\n"
+    "  srun $(ep-overlap env --dispatcher flex:hybridep --gpu gb200 --ep 64 \\\n"
+    "      --format pyxis) ...\n"
+    "  torchrun pretrain_gpt.py $ARGS $(ep-overlap env --dispatcher flex --gpu h100 \\\n"
+    "      --ep 8 --delay-wgrad --format megatron-lm)\n\n"
     "exit status: 0 fine, 1 a rule forbids the combination, 2 usage\n";
 
 typedef struct env_work {

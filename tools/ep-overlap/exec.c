@@ -25,18 +25,21 @@
 static const char help[] =
     "usage: ep-overlap exec [--dry-run [--json]] [--] COMMAND [ARGUMENTS...]\n\n"
     "Runs COMMAND inside a task of srun and gives Megatron-LM or Megatron-Bridge the\n"
-    "arguments that the step's decision (srun --ep-overlap=...) calls for.  Arguments that\n"
-    "you gave stay; where they contradict the options, or a rule forbids the combination,\n"
-    "nothing runs.  It looks through env, numactl, nsys, ncu, uv run, python -m, torchrun\n"
-    "and bash -c.  Every other program runs as it is.  Rank 0 prints what was done.\n\n"
+    "arguments that the step's decision (srun --ep-overlap=...) calls for.  Arguments\n"
+    "that you gave stay; where they contradict the options, or a rule forbids the\n"
+    "combination, nothing runs.  It looks through env, numactl, nsys, ncu, uv run,\n"
+    "python -m, torchrun and bash -c.  Every other program runs as it is.  Rank 0\n"
+    "prints what was done.\n\n"
     "  --dry-run          print the command instead of running it\n"
     "  --json             with --dry-run: for programs\n\n"
     "examples:\n"
-    "  srun --ep-overlap=on --delay-wgrad ep-overlap exec -- python pretrain_gpt.py $ARGS\n"
-    "  srun --ep-overlap=on bash -c 'ep-overlap exec -- torchrun --nnodes $SLURM_NNODES \\\n"
-    "      --node-rank $SLURM_NODEID --nproc-per-node 8 pretrain_gpt.py \"$@\"' train $ARGS\n\n"
-    "exit status: that of COMMAND; 1 arguments that contradict or that a rule forbids,\n"
-    "  2 usage, 126 COMMAND cannot be run, 127 it is not found\n";
+    "  srun --ep-overlap=on --delay-wgrad \\\n"
+    "      ep-overlap exec -- python pretrain_gpt.py $ARGS\n"
+    "  srun --ep-overlap=on bash -c 'ep-overlap exec -- torchrun --nproc-per-node 8 \\\n"
+    "      --nnodes $SLURM_NNODES --node-rank $SLURM_NODEID pretrain_gpt.py \"$@\"' \\\n"
+    "      train $ARGS\n\n"
+    "exit status: that of COMMAND; 1 arguments that contradict or that a rule\n"
+    "  forbids, 2 usage, 126 COMMAND cannot be run, 127 it is not found\n";
 
 typedef struct exec_work {
     char **argv;
@@ -403,5 +406,4 @@ static int exec_run(int argc, char **argv) {
     return status;
 }
 
-EPO_TOOL(35, exec, "run a program in a task with the arguments that the decision calls for",
-         exec_run)
+EPO_TOOL(35, exec, "run a program with the arguments that the decision calls for", exec_run)

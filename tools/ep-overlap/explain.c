@@ -9,8 +9,8 @@
 
 static const char help[] =
     "usage: ep-overlap explain [--json] [RULE | SCOPE]...\n\n"
-    "Tells what a rule forbids, when, why and what to do.  Without a rule: lists all of\n"
-    "them; with a scope (overlap, delay_wgrad, dispatcher, cuda_graph, precision,\n"
+    "Tells what a rule forbids, when, why and what to do.  Without a rule: lists all\n"
+    "of them; with a scope (overlap, delay_wgrad, dispatcher, cuda_graph, precision,\n"
     "offload, env, ab, profile): lists its rules.\n\n"
     "examples:\n"
     "  ep-overlap explain OVL-006\n"

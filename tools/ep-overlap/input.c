@@ -144,6 +144,18 @@ static epo_status read_script(const char *path, const char *name, epo_facts *fac
     return status;
 }
 
+static epo_status read_yaml(const char *path, const char *name, epo_facts *facts,
+                            epo_input *input) {
+    epo_recipe recipe = {0};
+    size_t settings = 0;
+    epo_status status = epo_input_yaml(path, name, facts, &settings, &recipe);
+    if (status == EPO_OK && recipe.words.count > 0)
+        status = read_words(&recipe.words, name, false, facts, input);
+    input->settings += settings;
+    epo_words_free(&recipe.words);
+    return status;
+}
+
 static epo_status finish_dump(const epo_dump *dump, epo_facts *facts, epo_input *input) {
     bool bridge = dump->kind == EPO_DUMP_BRIDGE;
     const epo_fact *type = epo_facts_find(facts, "moe_token_dispatcher_type");
@@ -176,7 +188,7 @@ static epo_status read_file(const char *path, const char *name, epo_facts *facts
         return finish_dump(&dump, facts, input);
     }
     input->kind = kind == GUESS_YAML ? EPO_INPUT_YAML : EPO_INPUT_SCRIPT;
-    return kind == GUESS_YAML ? epo_input_yaml(path, name, facts, &input->settings)
+    return kind == GUESS_YAML ? read_yaml(path, name, facts, input)
                               : read_script(path, name, facts, input);
 }
 

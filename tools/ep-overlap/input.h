@@ -6,6 +6,7 @@
 #define EPO_TOOLS_INPUT_H
 
 #include "core/facts.h"
+#include "rules/words.h"
 
 typedef enum epo_input_kind {
     EPO_INPUT_COMMAND,
@@ -29,8 +30,19 @@ typedef struct epo_input {
  * kind is told from name and content. */
 epo_status epo_input_file(const char *path, epo_facts *facts, epo_input *input);
 epo_status epo_input_command(int argc, char **argv, epo_facts *facts, epo_input *input);
-/* A YAML file of Bridge. */
-epo_status epo_input_yaml(const char *path, const char *name, epo_facts *facts, size_t *settings);
+/* Megatron-LM's arguments kept in YAML, as the words of a command. */
+typedef struct epo_recipe {
+    epo_words words; /* free with epo_words_free */
+    bool has_arguments;
+} epo_recipe;
+
+/* A YAML file: Bridge's settings into facts, a recipe's arguments into `recipe`
+ * (zero-initialised). */
+epo_status epo_input_yaml(const char *path, const char *name, epo_facts *facts, size_t *settings,
+                          epo_recipe *recipe);
+/* *taken: whether `path` leads into a recipe's section. */
+epo_status epo_recipe_put(epo_recipe *recipe, const char *path, const char *value, size_t line,
+                          bool *taken);
 
 /* Variables that rules read, from this process's environment; unset ones are
  * known to be unset.  What is there stays. */

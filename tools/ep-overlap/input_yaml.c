@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Bridge's YAML: nested objects become paths (model.num_moe_experts).  Events,
- * not a document: anchors are not expanded, so a small file stays small.
+ * Bridge's YAML, or a recipe's: nested objects become paths (model.num_moe_experts).
+ * Events, not a document: anchors are not expanded, so a small file stays small.
  */
 #include "input.h"
 
@@ -26,6 +26,7 @@ typedef struct level {
 typedef struct yaml_reader {
     const char *name;
     epo_facts *facts;
+    epo_recipe *recipe;
     size_t settings;
     level levels[DEPTH_MAX];
     int depth; /* levels in use */
@@ -37,8 +38,11 @@ typedef struct yaml_reader {
 static epo_status put(yaml_reader *r, const char *value, size_t line) {
     char source[300];
     bool known;
+    epo_status status = epo_recipe_put(r->recipe, r->path, value, line, &known);
+    if (status != EPO_OK || known)
+        return status;
     snprintf(source, sizeof source, "%.200s:%zu", r->name, line);
-    epo_status status = epo_setting_put(r->facts, r->path, value, source, &known);
+    status = epo_setting_put(r->facts, r->path, value, source, &known);
     r->settings += status == EPO_OK && known;
     return status;
 }
@@ -153,7 +157,8 @@ static epo_status parse_error(const yaml_reader *r, const yaml_parser_t *parser)
                                                        : parser->problem_mark.index);
 }
 
-epo_status epo_input_yaml(const char *path, const char *name, epo_facts *facts, size_t *settings) {
+epo_status epo_input_yaml(const char *path, const char *name, epo_facts *facts, size_t *settings,
+                          epo_recipe *recipe) {
     yaml_parser_t parser;
     yaml_reader *r = calloc(1, sizeof *r);
     FILE *file = fopen(path, "re");
@@ -164,7 +169,7 @@ epo_status epo_input_yaml(const char *path, const char *name, epo_facts *facts, 
     else if (r == NULL || !(made = yaml_parser_initialize(&parser)))
         status = epo_fail(EPO_E_NOMEM, "%s: no memory", name);
     if (status == EPO_OK) {
-        *r = (yaml_reader){.name = name, .facts = facts};
+        *r = (yaml_reader){.name = name, .facts = facts, .recipe = recipe};
         yaml_parser_set_input_file(&parser, file);
     }
     while (status == EPO_OK && !done) {

@@ -34,13 +34,13 @@ static void print_list(void) {
 }
 
 static void print_help(void) {
-    fputs("ep-overlap - is this training job allowed to overlap expert-parallel communication,\n"
-          "did it, and did it pay?\n\n"
+    fputs("ep-overlap - is this training job allowed to overlap expert-parallel\n"
+          "communication, did it, and did it pay?\n\n"
           "usage: ep-overlap COMMAND [OPTIONS] ...      ep-overlap COMMAND --help\n\n",
           stdout);
     print_list();
     fputs("\nexamples:\n"
-          "  ep-overlap lint -- torchrun pretrain_gpt.py --overlap-moe-expert-parallel-comm ...\n"
+          "  ep-overlap lint -- torchrun pretrain_gpt.py --bf16 --num-experts 64 ...\n"
           "  ep-overlap explain OVL-006\n"
           "  ep-overlap report baseline.log overlap.log --window 3-8\n"
           "  ep-overlap profile baseline.sqlite overlap.sqlite --svg overlap.svg\n"

@@ -11,16 +11,19 @@
 
 static const char help[] =
     "usage: ep-overlap profile [OPTIONS] FILE [FILE]\n\n"
-    "How much of the expert communication ran beside computation, from a profiler's file:\n"
-    "an SQLite export of Nsight Systems (nsys export --type sqlite), a Chrome trace of\n"
-    "PyTorch's profiler, or a recording of ep-overlap.  Two files are an A/B.  Times are\n"
-    "unions of intervals per process and device, never sums of durations.\n\n"
+    "How much of the expert communication ran beside computation, from a profiler's\n"
+    "file: an SQLite export of Nsight Systems (nsys export --type sqlite), a Chrome\n"
+    "trace of PyTorch's profiler, or a recording of ep-overlap.  Two files are an\n"
+    "A/B.  Times are unions of intervals per process and device, never sums of\n"
+    "durations.\n\n"
     "  --svg OUT             draw a timeline and the overlap\n"
     "  --device N            the one to draw, counted from 0 in the order of the text\n"
     "  --range A-B           only seconds A to B after the first record\n"
-    "  --class GLOB=CLASS    kernels whose name matches are of CLASS: ep_comm, other_comm,\n"
-    "                        gemm, attention, permute, other, copy; the first match wins\n"
-    "  --pipeline-stream N   ncclDevKernel_SendRecv on this stream is pipeline traffic\n"
+    "  --class GLOB=CLASS    kernels whose name matches are of CLASS: ep_comm,\n"
+    "                        other_comm, gemm, attention, permute, other, copy; the\n"
+    "                        first match wins\n"
+    "  --pipeline-stream N   ncclDevKernel_SendRecv on this stream is pipeline\n"
+    "                        traffic\n"
     "  --names               list kernels by class\n"
     "  --memory MIB          for intervals, before a temporary file is used (32)\n"
     "  --json                for programs\n\n"
@@ -28,8 +31,8 @@ static const char help[] =
     "  ep-overlap profile baseline.sqlite overlap.sqlite --svg overlap.svg\n"
     "  ep-overlap profile trace.json --names --class '*my_dispatch*=ep_comm'\n"
     "  zcat trace.json.gz | ep-overlap profile - --range 1.5-2.0\n\n"
-    "exit status: 0 fine, 2 usage, 3 unreadable, 4 the share cannot be told (graphs recorded\n"
-    "  as blocks, copies of unknown kind)\n";
+    "exit status: 0 fine, 2 usage, 3 unreadable, 4 the share cannot be told (graphs\n"
+    "  recorded as blocks, copies of unknown kind)\n";
 
 typedef struct profile_options {
     bool json, names;
