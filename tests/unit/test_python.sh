@@ -95,8 +95,30 @@ else
     failed=1
 fi
 
-# ---- with torch: two ranks on the host engine ----
 python=${PYTHON:-python3}
+
+# ---- the package, as pip makes it of the tree: the binding with its hints, not the drop-in ----
+# (no network: with the setuptools that is there; before 70.1 that needs wheel)
+if "$python" -c 'import setuptools, pip; assert int(setuptools.__version__.split(".")[0]) > 70 or __import__("wheel")' 2>/dev/null; then
+    cp -r "$src/python" "$work/tree" && chmod -R u+w "$work/tree"
+    wants='ep_overlap/__init__.py ep_overlap/_capi.py ep_overlap/layer.py ep_overlap/ops.py ep_overlap/py.typed'
+    if "$python" -m pip wheel -q --no-index --no-deps --no-build-isolation -w "$work/wheel" "$work/tree" >"$work/said" 2>&1 &&
+        found=$("$python" -m zipfile -l "$work"/wheel/ep_overlap-*-py3-none-any.whl | awk '/^ep_overlap\/|^deep_ep/ {print $1}' | sort | tr '\n' ' ') &&
+        [ "${found% }" = "$wants" ] &&
+        "$python" -m pip install -q --no-index --no-deps --target "$work/site" "$work"/wheel/*.whl >>"$work/said" 2>&1 &&
+        (cd / && PYTHONPATH=$work/site PYTHONDONTWRITEBYTECODE=1 EP_OVERLAP_LIBRARY=$work/lib/libep_overlap.so.0 \
+            timeout 60 env -u RANK -u WORLD_SIZE "$python" "$work/calls.py" >>"$work/said" 2>&1); then
+        echo "ok: the package is made, installed and used: $found"
+    else
+        tail -n 30 "$work/said"
+        echo "FAILED: the package: found ${found:-nothing}, needed is $wants"
+        failed=1
+    fi
+else
+    echo "left out: the package ($python has no setuptools that makes wheels)"
+fi
+
+# ---- with torch: two ranks on the host engine ----
 if ! "$python" -c 'import torch' 2>/dev/null; then
     echo "left out: MoELayer and deep_ep on the CPU ($python has no torch)"
     exit $failed
