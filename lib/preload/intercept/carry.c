@@ -156,8 +156,8 @@ static bool all_refused(job *j) {
     channel *ch = j->ch;
     if (j->captured)
         atomic_store(&ch->agree.room->closed, 1);
-    bool many =
-        j->streams || atomic_load(&ch->aborted) || atomic_load(&ch->agree.room->closed) != 0;
+    bool many = j->streams || ch->ended || atomic_load(&ch->aborted) ||
+                atomic_load(&ch->agree.room->closed) != 0;
     for (int i = 0; i < ch->count; i++)
         many = many || j->way[i].many;
     return many;
@@ -249,7 +249,7 @@ static ncclResult_t write_to(job *j, int i) {
     const message *m = &j->messages[w->send];
     agree_pair *p = channel_out(ch, i);
     const uint64_t bytes = m->bytes < w->offer.bytes ? m->bytes : w->offer.bytes;
-    ch->peer[i].theirs = w->offer.ticket;
+    atomic_store(&ch->peer[i].theirs, w->offer.ticket);
     words_wait(&j->words, channel_word(ch, &p->arrived), w->offer.ticket);
     TRY(ch, words_flush(ch, &j->words, j->side));
     TRY(ch, ch->cu->copy(w->to, (cu_pointer)m->source, bytes, j->side));
@@ -260,7 +260,7 @@ static ncclResult_t write_to(job *j, int i) {
 static void wait_for(job *j, int i) {
     channel *ch = j->ch;
     const uint32_t number_ = j->messages[j->way[i].recv].number;
-    ch->peer[i].wanted = number_;
+    atomic_store(&ch->peer[i].wanted, number_);
     words_wait(&j->words, channel_word(ch, &channel_in(ch, i)->written), number_);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * channel.c - making and releasing what carries a communicator's messages.
+ * channel.c - making what carries a communicator's messages, and what it takes.
  */
 #include "config.h"
 
@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "core/names.h"
@@ -17,74 +16,11 @@
 #define LEAST_DEFAULT (UINT64_C(4) << 20) /* below, NCCL's kernel is there first */
 #define WAIT_DEFAULT_US 1000
 #define AGREE_LIMIT_S 10.0
-#define DRAIN_LIMIT_S 600.0
-#define ABORT_LIMIT_S 20.0
-
-static struct {
-    pthread_mutex_t lock;
-    channel *closing; /* a peer may still use our words */
-} context = {PTHREAD_MUTEX_INITIALIZER, NULL};
 
 ncclResult_t channel_fail(const channel *ch, const char *call, cu_result r) {
     fprintf(stderr, "ep-overlap: rank %d of %d: %s: %s\n", ch->owner->rank, ch->owner->ranks, call,
             driver_error(ch->cu, r));
     return ncclUnhandledCudaError;
-}
-
-/* ---- release ---- */
-
-/* What is this rank's alone. */
-static void release_own(channel *ch) {
-    cu_event *const events[] = {&ch->fork, &ch->join, &ch->last};
-    cu_stream *const streams[] = {&ch->self, &ch->side};
-    reach_close(ch);
-    copy_close(ch);
-    for (int i = 0; i < 2; i++)
-        if (*streams[i] != NULL)
-            (void)ch->cu->stream_destroy(*streams[i]);
-    for (int i = 0; i < 3; i++)
-        if (*events[i] != NULL)
-            (void)ch->cu->event_destroy(*events[i]);
-    if (ch->registered)
-        (void)ch->cu->host_unregister(ch->agree.room);
-    ch->registered = false;
-}
-
-static void release_room(channel *ch) {
-    agree_leave(&ch->agree);
-    pthread_mutex_destroy(&ch->lock);
-    free(ch);
-}
-
-/* Rooms that the peers have left meanwhile.  Lock held. */
-static void sweep(void) {
-    for (channel **at = &context.closing; *at != NULL;) {
-        channel *ch = *at;
-        if (!agree_closed(&ch->agree)) {
-            at = &ch->next;
-            continue;
-        }
-        *at = ch->next;
-        release_room(ch);
-    }
-}
-
-static void release(channel *ch) {
-    cu_context popped;
-    agree_unlink(&ch->agree);
-    if (ch->cu != NULL && ch->context != NULL && ch->cu->context_push(ch->context) == 0) {
-        release_own(ch);
-        (void)ch->cu->context_pop(&popped);
-    }
-    pthread_mutex_lock(&context.lock);
-    sweep();
-    if (ch->agree.room != NULL && !agree_closed(&ch->agree)) {
-        ch->next = context.closing;
-        context.closing = ch;
-    } else {
-        release_room(ch);
-    }
-    pthread_mutex_unlock(&context.lock);
 }
 
 /* ---- making ---- */
@@ -198,10 +134,11 @@ void channel_announce(comm *c, channel **pending) {
     if (ch == NULL)
         return;
     pthread_mutex_init(&ch->lock, NULL);
+    pthread_mutex_init(&ch->abort_lock, NULL);
+    atomic_init(&ch->holders, 1);
     ch->owner = c;
     if (!agree_enter(&ch->agree, &c->key)) {
-        pthread_mutex_destroy(&ch->lock);
-        free(ch);
+        channel_free(ch);
         return;
     }
     *pending = ch;
@@ -214,7 +151,7 @@ void channel_settle(comm *c, channel *ch, bool made) {
         const epo_terms_card none = {.usable = 0};
         ch->count = agree_count(&ch->agree);
         agree_show(&ch->agree, &none);
-        release(ch);
+        channel_put(ch);
         return;
     }
     const cuda_driver *cu = driver_find(NULL);
@@ -224,89 +161,9 @@ void channel_settle(comm *c, channel *ch, bool made) {
     if (c->why == FALLBACK_NONE)
         c->channel = ch;
     else
-        release(ch);
+        channel_put(ch);
     if (relaxed)
         (void)cu->capture_mode(&mode);
-}
-
-/* ---- closing ---- */
-
-static void nap(void) {
-    const struct timespec t = {0, 500000};
-    nanosleep(&t, NULL);
-}
-
-/* Every wait of this rank's streams finds what it waits for; nobody else reads these words. */
-static void open_gates(channel *ch) {
-    for (int i = 0; i < ch->count; i++)
-        if (channel_has(ch, i)) {
-            atomic_store(&channel_out(ch, i)->arrived, ch->peer[i].theirs);
-            atomic_store(&channel_in(ch, i)->written, ch->peer[i].wanted);
-        }
-}
-
-static void *release_waits(void *argument) {
-    channel *ch = argument;
-    while (!atomic_load(&ch->stop)) {
-        open_gates(ch);
-        nap();
-    }
-    return NULL;
-}
-
-void channel_abort(channel *ch) {
-    if (atomic_exchange(&ch->aborted, true))
-        return;
-    ch->releasing = pthread_create(&ch->releaser, NULL, release_waits, ch) == 0;
-    if (!ch->releasing)
-        open_gates(ch);
-}
-
-/* As ncclCommDestroy, this waits for what the streams still hold. */
-static bool drain(channel *ch, double limit_s) {
-    const double until = agree_now() + limit_s;
-    cu_context popped;
-    bool busy;
-    if (ch->cu->context_push(ch->context) != 0)
-        return true; /* the context is gone, and its streams with it */
-    while ((busy = ch->cu->event_query(ch->last) == CU_NOT_READY) && agree_now() < until)
-        nap();
-    (void)ch->cu->context_pop(&popped);
-    return !busy;
-}
-
-/* What streams may still use when both limits are over stays where it is. */
-void channel_close(channel *ch) {
-    bool done = drain(ch, atomic_load(&ch->aborted) ? ABORT_LIMIT_S : DRAIN_LIMIT_S);
-    if (!done) {
-        fprintf(stderr,
-                "ep-overlap: rank %d of %d: messages of a communicator that goes away are still "
-                "under way; its waits are released\n",
-                ch->owner->rank, ch->owner->ranks);
-        channel_abort(ch);
-        done = drain(ch, ABORT_LIMIT_S);
-    }
-    if (!done)
-        return;
-    pthread_mutex_lock(&ch->lock); /* a thread that was held up in here has left */
-    pthread_mutex_unlock(&ch->lock);
-    atomic_store(&ch->stop, true);
-    if (ch->releasing)
-        pthread_join(ch->releaser, NULL);
-    release(ch);
-}
-
-void channel_close_later(channel *ch, channel **list) {
-    ch->next = *list;
-    *list = ch;
-}
-
-void channel_close_all(channel **list) {
-    while (*list != NULL) {
-        channel *ch = *list;
-        *list = ch->next;
-        channel_close(ch);
-    }
 }
 
 /* ---- answers ---- */

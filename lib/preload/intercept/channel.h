@@ -38,8 +38,8 @@ typedef struct channel_peer {
     epo_terms terms;
     uint32_t sent, received; /* messages so far, whoever carried them */
     uint32_t ticket;         /* of ours for it, the last */
-    uint32_t wanted;         /* number of its message that a stream of ours waits for, the last */
-    uint32_t theirs;         /* its ticket that a stream of ours waits for, the last */
+    atomic_uint wanted;      /* number of its message that a stream of ours waits for, the last */
+    atomic_uint theirs;      /* its ticket that a stream of ours waits for, the last */
     reach_table *opened;
     unsigned gone; /* of theirs that were seen */
 } channel_peer;
@@ -65,7 +65,10 @@ struct channel {
     channel_peer peer[AGREE_RANKS];
     cu_stream self, side;      /* copies inside this GPU; all of ours, where NCCL has a part, too */
     cu_event fork, join, last; /* last: the end of what stands on the program's streams */
+    atomic_uint holders;       /* the communicator, and who looks at it now */
+    bool ended;                /* nothing more comes onto the streams; under `lock` */
     atomic_bool aborted, stop;
+    pthread_mutex_t abort_lock; /* of the releaser */
     bool releasing;
     pthread_t releaser;
     double tidied, wait_s, patience; /* wait_s: at most; patience: now */
@@ -81,6 +84,11 @@ struct channel {
 ncclResult_t channel_fail(const channel *ch, const char *call, cu_result r);
 /* The index in the room of a rank of the communicator; -1: none that takes part. */
 int channel_index(const channel *ch, int rank);
+
+/* ---- close.c ---- */
+
+/* Of one that has no part in the driver (any more). */
+void channel_free(channel *ch);
 
 /* ---- reach.c ---- */
 

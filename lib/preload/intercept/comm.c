@@ -13,8 +13,9 @@
 
 static struct {
     pthread_rwlock_t lock;
-    comm *first; /* in use or retired (handle NULL) */
-} context = {PTHREAD_RWLOCK_INITIALIZER, NULL};
+    comm *first;   /* in use */
+    comm *retired; /* so that a search does not grow with what is gone */
+} context = {PTHREAD_RWLOCK_INITIALIZER, NULL, NULL};
 
 static const char *const fallback_names[FALLBACKS] = {
     [FALLBACK_NONE] = "carried",
@@ -58,6 +59,18 @@ comm *comm_create(const real_nccl *real, int rank, int ranks, const comm_key *ke
     return c;
 }
 
+fallback comm_why(const comm *c) { return c->why != FALLBACK_NONE ? c->why : FALLBACK_ERROR; }
+
+/* Two threads may end the same one. */
+static bool unlink_from(comm **at, const comm *c) {
+    while (*at != NULL && *at != c)
+        at = &(*at)->next;
+    if (*at == NULL)
+        return false;
+    *at = c->next;
+    return true;
+}
+
 void comm_publish(comm *c, ncclComm_t handle) {
     pthread_rwlock_wrlock(&context.lock);
     for (comm *old = context.first; old != NULL; old = old->next)
@@ -69,18 +82,38 @@ void comm_publish(comm *c, ncclComm_t handle) {
     pthread_rwlock_unlock(&context.lock);
 }
 
-void comm_retire(comm *c) {
-    pthread_rwlock_wrlock(&context.lock);
-    c->handle = NULL;
+/* The lock stands between a look at it and the last holder's leaving. */
+channel *comm_channel(comm *c) {
+    if (atomic_load_explicit(&c->channel, memory_order_relaxed) == NULL)
+        return NULL;
+    pthread_rwlock_rdlock(&context.lock);
+    channel *ch = atomic_load(&c->channel);
+    if (ch != NULL)
+        channel_hold(ch);
     pthread_rwlock_unlock(&context.lock);
+    return ch;
+}
+
+channel *comm_retire(comm *c) {
+    pthread_rwlock_wrlock(&context.lock);
+    if (unlink_from(&context.first, c)) {
+        c->handle = NULL;
+        c->next = context.retired;
+        context.retired = c;
+    }
+    channel *ch = atomic_exchange(&c->channel, NULL);
+    pthread_rwlock_unlock(&context.lock);
+    return ch;
 }
 
 void comm_free(comm *c) { free(c); }
 
 void comm_each(void (*see)(const comm *c, void *argument), void *argument) {
     pthread_rwlock_rdlock(&context.lock);
-    for (const comm *c = context.first; c != NULL; c = c->next)
-        see(c, argument);
+    const comm *const lists[] = {context.first, context.retired};
+    for (int i = 0; i < 2; i++)
+        for (const comm *c = lists[i]; c != NULL; c = c->next)
+            see(c, argument);
     pthread_rwlock_unlock(&context.lock);
 }
 

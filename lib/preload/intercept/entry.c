@@ -55,6 +55,7 @@ ncclResult_t ncclSend(const void *buffer, size_t count, ncclDataType_t type, int
     if (c == NULL)
         return real->Send(buffer, count, type, peer, comm_, stream);
     const message m = {.comm = c,
+                       .handle = comm_,
                        .send = true,
                        .peer = peer,
                        .bytes = count * epo_nccl_type_bytes(type),
@@ -73,6 +74,7 @@ ncclResult_t ncclRecv(void *buffer, size_t count, ncclDataType_t type, int peer,
     if (c == NULL)
         return real->Recv(buffer, count, type, peer, comm_, stream);
     const message m = {.comm = c,
+                       .handle = comm_,
                        .peer = peer,
                        .bytes = count * epo_nccl_type_bytes(type),
                        .target = buffer,
@@ -113,6 +115,7 @@ ncclResult_t ncclAlltoAll(const void *send, void *recv, size_t count, ncclDataTy
         return real->AlltoAll != NULL ? real->AlltoAll(send, recv, count, type, comm_, stream)
                                       : missing(__func__);
     const message m = {.comm = c,
+                       .handle = comm_,
                        .bytes = count * epo_nccl_type_bytes(type),
                        .count = count,
                        .type = type,
@@ -120,9 +123,12 @@ ncclResult_t ncclAlltoAll(const void *send, void *recv, size_t count, ncclDataTy
     const uint64_t bytes = m.bytes * (uint64_t)c->ranks;
     tally_add(&c->whole[COLLECTIVE_ALLTOALL], bytes);
     note_call(c, COLLECTIVE_ALLTOALL, bytes, true);
-    if (real->AlltoAll == NULL || (c->channel != NULL && channel_takes_all(c->channel, m.bytes)))
+    channel *ch = comm_channel(c);
+    const bool ours = ch != NULL && channel_takes_all(ch, m.bytes);
+    channel_put(ch);
+    if (real->AlltoAll == NULL || ours)
         return all_to_all(real, t, m, send, recv); /* also where NCCL is older than it */
-    tally_add(&c->fell[c->channel != NULL ? FALLBACK_WHOLE : c->why], bytes);
+    tally_add(&c->fell[ch != NULL ? FALLBACK_WHOLE : comm_why(c)], bytes);
     tally_add(&c->whole_passed, bytes);
     t->inside++;
     const ncclResult_t r = real->AlltoAll(send, recv, count, type, comm_, stream);
@@ -283,6 +289,14 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *devices) {
     return r;
 }
 
+/* Ends the waits of a communicator that stays. */
+static void end_waits(comm *c) {
+    channel *ch = c != NULL ? comm_channel(c) : NULL;
+    if (ch != NULL)
+        channel_abort(ch);
+    channel_put(ch);
+}
+
 /* A child's name: its parent's, which of the parent's children, and what tells it from
  * its siblings. */
 static comm_key child_key(comm *parent, const void *bytes, size_t count) {
@@ -314,8 +328,8 @@ ncclResult_t ncclCommShrink(ncclComm_t comm_, int *excluded, int count, ncclComm
     making m = {NULL, NULL};
     if (parent != NULL && excluded != NULL && count > 0) {
         const comm_key name = child_key(parent, excluded, (size_t)count * sizeof *excluded);
-        if (flags != 0 && parent->channel != NULL) /* NCCL_SHRINK_ABORT */
-            channel_abort(parent->channel);
+        if (flags != 0) /* NCCL_SHRINK_ABORT */
+            end_waits(parent);
         m = make_begin(real, t, -1, 0, &name,
                        config == NULL ? parent->blocking : is_blocking(config));
     }
@@ -327,11 +341,7 @@ ncclResult_t ncclCommShrink(ncclComm_t comm_, int *excluded, int count, ncclComm
 /* Nobody may find it by its handle any more: NCCL may give the next one the same. */
 static channel *part(ncclComm_t handle, bool abort) {
     comm *c = watched() != NULL ? comm_find(handle) : NULL;
-    channel *ch = c != NULL ? c->channel : NULL;
-    if (c == NULL)
-        return NULL;
-    comm_retire(c);
-    c->channel = NULL;
+    channel *ch = c != NULL ? comm_retire(c) : NULL;
     if (ch != NULL && abort)
         channel_abort(ch);
     return ch;
@@ -364,7 +374,6 @@ ncclResult_t ncclCommAbort(ncclComm_t comm_) {
 ncclResult_t ncclCommRevoke(ncclComm_t comm_, int flags) {
     REAL(CommRevoke);
     comm *c = watched() != NULL ? comm_find(comm_) : NULL;
-    if (c != NULL && c->channel != NULL)
-        channel_abort(c->channel);
+    end_waits(c);
     return real->CommRevoke(comm_, flags);
 }

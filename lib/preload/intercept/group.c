@@ -13,8 +13,17 @@
 static pthread_key_t key;
 static pthread_once_t key_once = PTHREAD_ONCE_INIT;
 
+static void forget(thread_state *t) {
+    for (size_t i = 0; i < t->count; i++)
+        channel_put(t->messages[i].channel);
+    t->count = 0;
+    t->failed = false;
+}
+
 static void thread_gone(void *state) {
     thread_state *t = state;
+    forget(t); /* a group that was never ended */
+    channel_close_all(&t->ending);
     free(t->messages);
     free(t);
 }
@@ -50,9 +59,9 @@ static message *keep(thread_state *t, const message *m) {
 
 static ncclResult_t pass(const real_nccl *real, thread_state *t, const message *m) {
     t->inside++;
-    ncclResult_t r =
-        m->send ? real->Send(m->source, m->count, m->type, m->peer, m->comm->handle, m->stream)
-                : real->Recv(m->target, m->count, m->type, m->peer, m->comm->handle, m->stream);
+    ncclResult_t r = m->send
+                         ? real->Send(m->source, m->count, m->type, m->peer, m->handle, m->stream)
+                         : real->Recv(m->target, m->count, m->type, m->peer, m->handle, m->stream);
     t->inside--;
     return r;
 }
@@ -107,14 +116,13 @@ static bool seen_before(const thread_state *t, size_t i) {
 /* ---- the end of a group ---- */
 
 static fallback way_of(const message *m) {
-    const comm *c = m->comm;
-    if (c->channel == NULL)
-        return c->why;
+    if (m->channel == NULL)
+        return comm_why(m->comm);
     if (m->carried)
         return FALLBACK_NONE;
-    if (!channel_knows(c->channel, m->peer))
+    if (!channel_knows(m->channel, m->peer))
         return FALLBACK_PEER;
-    return channel_takes(c->channel, m->peer, m->bytes) ? FALLBACK_REFUSED : FALLBACK_SMALL;
+    return channel_takes(m->channel, m->peer, m->bytes) ? FALLBACK_REFUSED : FALLBACK_SMALL;
 }
 
 static void count_message(const message *m) {
@@ -135,19 +143,27 @@ static ncclResult_t pass_rest(const real_nccl *real, thread_state *t) {
     return r;
 }
 
+/* The channel of the communicator that the i-th message is of, which one of them holds. */
+static channel *channel_from(const thread_state *t, size_t i) {
+    for (size_t k = i; k < t->count; k++)
+        if (t->messages[k].comm == t->messages[i].comm && t->messages[k].channel != NULL)
+            return t->messages[k].channel;
+    return NULL;
+}
+
 /* Before NCCL's own part: what both ends agree on goes onto the streams, the rest to NCCL. */
 static ncclResult_t group_prepare(const real_nccl *real, thread_state *t) {
     ncclResult_t r = ncclSuccess;
     for (size_t i = 0; i < t->count; i++) {
-        comm *c = t->messages[i].comm;
         if (seen_before(t, i))
             continue;
         count_exchange(t, i);
         note_messages(t, i);
-        if (c->channel == NULL)
+        channel *ch = channel_from(t, i);
+        if (ch == NULL)
             continue;
         const ncclResult_t ours =
-            channel_exchange(c->channel, t->messages, t->count, &t->messages[i].beside);
+            channel_exchange(ch, t->messages, t->count, &t->messages[i].beside);
         r = r == ncclSuccess ? ours : r;
     }
     for (size_t i = 0; i < t->count; i++)
@@ -158,9 +174,8 @@ static ncclResult_t group_prepare(const real_nccl *real, thread_state *t) {
 static ncclResult_t group_join(const thread_state *t) {
     ncclResult_t r = ncclSuccess;
     for (size_t i = 0; i < t->count && r == ncclSuccess; i++) {
-        channel *ch = t->messages[i].comm->channel; /* NULL: another thread has aborted it */
-        if (t->messages[i].beside && ch != NULL)
-            r = channel_join(ch, t->messages[i].stream);
+        if (t->messages[i].beside)
+            r = channel_join(channel_from(t, i), t->messages[i].stream);
     }
     return r;
 }
@@ -168,8 +183,8 @@ static ncclResult_t group_join(const thread_state *t) {
 /* A group that NCCL has refused already: its messages count all the same. */
 static void group_void(thread_state *t) {
     for (size_t i = 0; i < t->count; i++)
-        if (t->messages[i].comm->channel != NULL)
-            channel_alone(t->messages[i].comm->channel, &t->messages[i]);
+        if (t->messages[i].channel != NULL)
+            channel_alone(t->messages[i].channel, &t->messages[i]);
 }
 
 ncclResult_t group_end(const real_nccl *real, thread_state *t) {
@@ -190,8 +205,7 @@ ncclResult_t group_end(const real_nccl *real, thread_state *t) {
     const ncclResult_t joined = prepared == ncclSuccess && went ? group_join(t) : prepared;
     if (went)
         r = joined != ncclSuccess ? joined : r;
-    t->count = 0;
-    t->failed = false;
+    forget(t);
     return r;
 }
 
@@ -212,8 +226,8 @@ ncclResult_t group_simulate(const real_nccl *real, thread_state *t, ncclSimInfo_
     r = r == ncclSuccess ? passed : r;
     t->inside--;
     if (t->depth > 0 && --t->depth == 0) {
-        t->count = 0;
-        t->failed = false;
+        forget(t);
+        channel_close_all(&t->ending);
     }
     return r;
 }
@@ -221,33 +235,39 @@ ncclResult_t group_simulate(const real_nccl *real, thread_state *t, ncclSimInfo_
 /* ---- one message ---- */
 
 /* A communicator in error or aborted: NCCL refuses with the exact result. */
-static bool in_error(const comm *c) {
+static bool in_error(const message *m) {
+    const real_nccl *real = m->comm->real;
     ncclResult_t state = ncclSuccess;
-    return c->real->CommGetAsyncError == NULL ||
-           c->real->CommGetAsyncError(c->handle, &state) != ncclSuccess || state != ncclSuccess;
+    return real->CommGetAsyncError == NULL ||
+           real->CommGetAsyncError(m->handle, &state) != ncclSuccess || state != ncclSuccess;
 }
 
-/* Kept until the group ends, if a peer may agree on it: all of them, because NCCL matches
- * messages by their order, and the peer may think otherwise of an earlier one. */
-static bool is_kept(const message *m) {
-    const comm *c = m->comm;
-    return c->channel != NULL && m->peer >= 0 && m->peer < c->ranks && !in_error(c);
+/* The channel of a message that a peer may agree on, held; NULL: it is NCCL's.  All of them are
+ * kept until the group ends, because NCCL matches messages by their order, and the peer may think
+ * otherwise of an earlier one. */
+static channel *channel_for(const message *m) {
+    const bool may = m->peer >= 0 && m->peer < m->comm->ranks;
+    channel *ch = may ? comm_channel(m->comm) : NULL;
+    if (ch == NULL || !in_error(m))
+        return ch;
+    channel_put(ch);
+    return NULL;
 }
 
 ncclResult_t group_message(const real_nccl *real, thread_state *t, const message *given) {
     message m = *given;
-    m.passed = t->depth == 0 || !is_kept(&m);
-    const bool kept = keep(t, &m) != NULL;
+    m.channel = channel_for(&m);
+    m.passed = t->depth == 0 || m.channel == NULL;
+    const bool kept = t->depth > 0 && keep(t, &m) != NULL;
     if (kept && !m.passed)
         return ncclSuccess;
-    if (is_kept(&m))
-        channel_alone(m.comm->channel, &m); /* outside a group, or no memory */
-    if (t->depth == 0 || !kept)
+    if (m.channel != NULL)
+        channel_alone(m.channel, &m); /* outside a group, or no memory */
+    if (!kept)
         count_message(&m);
-    ncclResult_t r = pass(real, t, &m);
+    const ncclResult_t r = pass(real, t, &m);
     if (r != ncclSuccess && t->depth > 0)
         t->failed = true;
-    if (t->depth == 0)
-        t->count = 0;
+    channel_put(m.channel);
     return r;
 }

@@ -90,9 +90,9 @@ typedef struct comm {
     const real_nccl *real;
     int rank, ranks;
     comm_key key;
-    atomic_uint children; /* splits and shrinks so far: part of their keys */
-    channel *channel;     /* NULL: every message is NCCL's */
-    fallback why;         /* then: the reason */
+    atomic_uint children;       /* splits and shrinks so far: part of their keys */
+    _Atomic(channel *) channel; /* comm_channel() reads it; NULL: every message is NCCL's */
+    fallback why;               /* then: the reason */
     bool blocking;
     tally send, recv, exchange, carried, whole[COLLECTIVES];
     tally direct;       /* of what was carried: written straight to the receiver's memory */
@@ -115,8 +115,13 @@ void note_call(const comm *c, int kind, uint64_t bytes, bool routed);
 comm *comm_create(const real_nccl *real, int rank, int ranks, const comm_key *key);
 /* From now on comm_find() knows it. */
 void comm_publish(comm *c, ncclComm_t handle);
-/* NCCL has released it; its figures stay. */
-void comm_retire(comm *c);
+/* Its channel, which stays until channel_put() whoever ends the communicator; NULL: none. */
+channel *comm_channel(comm *c);
+/* Why a message that had no channel is NCCL's: the reason, or that the communicator is in error or
+ * at its end. */
+fallback comm_why(const comm *c);
+/* NCCL releases it; its figures stay.  Its channel, which is the caller's now to close. */
+channel *comm_retire(comm *c);
 void comm_free(comm *c);
 comm_key comm_key_of(const void *bytes, size_t count, const comm_key *parent);
 /* Calls `see` for every communicator of this process, retired ones too. */
@@ -126,6 +131,8 @@ void comm_each(void (*see)(const comm *c, void *context), void *context);
 
 typedef struct message {
     comm *comm;
+    ncclComm_t handle;          /* as the program gave it */
+    channel *channel;           /* of a message that may be ours, held until the group has ended */
     bool send, carried, passed; /* carried: by us; passed: NCCL has it already */
     int peer;
     uint64_t bytes;
@@ -160,7 +167,10 @@ ncclResult_t group_message(const real_nccl *real, thread_state *t, const message
 void channel_announce(comm *c, channel **pending);
 /* After it: `made` tells whether NCCL has the communicator.  Sets c->channel or c->why. */
 void channel_settle(comm *c, channel *pending, bool made);
-/* Waits for what is on its way (with a limit) and releases everything. */
+void channel_hold(channel *ch);
+/* Of who held it and looks at it no more; NULL: nothing.  The last one releases it. */
+void channel_put(channel *ch);
+/* Waits for what is on its way (with a limit) and puts what the communicator held. */
 void channel_close(channel *ch);
 /* Keeps it in `list`, and closes all of such a list. */
 void channel_close_later(channel *ch, channel **list);
