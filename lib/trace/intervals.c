@@ -6,15 +6,12 @@
 
 #include "core/status.h"
 
-static epo_status reserve(epo_spans *set, size_t more) {
-    size_t need, room = set->room < 64 ? 64 : set->room;
-    if (__builtin_add_overflow(set->count, more, &need) || need > SIZE_MAX / 2 / sizeof(epo_span))
-        return epo_fail(EPO_E_NOMEM, "intervals: %zu and %zu more do not fit in memory", set->count,
-                        more);
-    if (need <= set->room)
+static epo_status reserve_one(epo_spans *set) {
+    if (set->count < set->room)
         return EPO_OK;
-    while (room < need)
-        room *= 2;
+    if (set->room > SIZE_MAX / 2 / sizeof(epo_span))
+        return epo_fail(EPO_E_NOMEM, "intervals: more than %zu do not fit in memory", set->room);
+    size_t room = set->room < 64 ? 64 : set->room * 2;
     epo_span *span = realloc(set->span, room * sizeof *span);
     if (span == NULL)
         return epo_fail(EPO_E_NOMEM, "intervals: no memory for %zu of %zu bytes", room,
@@ -28,20 +25,10 @@ epo_status epo_spans_add(epo_spans *set, int64_t start, int64_t end) {
     if (end < start)
         return epo_fail(EPO_E_ARG, "interval: end %" PRId64 " lies before start %" PRId64, end,
                         start);
-    epo_status status = reserve(set, 1);
+    epo_status status = reserve_one(set);
     if (status == EPO_OK)
         set->span[set->count++] = (epo_span){start, end};
     return status;
-}
-
-epo_status epo_spans_add_all(epo_spans *set, const epo_spans *from) {
-    size_t count = from->count; /* `from` may be `set` */
-    epo_status status = reserve(set, count);
-    if (status != EPO_OK)
-        return status;
-    for (size_t i = 0; i < count; i++)
-        set->span[set->count++] = from->span[i];
-    return EPO_OK;
 }
 
 void epo_spans_free(epo_spans *set) {

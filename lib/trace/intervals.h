@@ -31,8 +31,6 @@ typedef struct epo_spans {
 
 /* EPO_E_ARG if end < start, EPO_E_NOMEM; the set then stays as it was. */
 epo_status epo_spans_add(epo_spans *set, int64_t start, int64_t end);
-/* Every span of `from`. */
-epo_status epo_spans_add_all(epo_spans *set, const epo_spans *from);
 void epo_spans_free(epo_spans *set);
 
 /* Sorts and merges in place: disjoint, ascending, without touching or empty

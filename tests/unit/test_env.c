@@ -162,6 +162,8 @@ static void lists_of_nodes(void) {
         {"r[1-2]1[3-4]", "r213", 1},
         {"n[1-3]-ib", "n2-ib", 1},
         {"n[1-3]-ib", "n2", 0},
+        {"gpu_a.site,GPU_B", "gpu_a.site", 1},
+        {"gpu_a.site,GPU_B", "GPU_B", 1},
         {"", "n", -1},
         {"n[1-3", "n1", -1},
         {"n[]", "n", -1},

@@ -81,6 +81,22 @@ static void bridge_times_may_come_from_another_rank(void) {
     epo_log_destroy(log);
 }
 
+/* Megatron-Core's own lines stand in the logs of those that are built on it. */
+static void a_framework_is_known_by_its_own_lines(void) {
+    static const char *const lines[] = {
+        "iteration 1/ 9 | elapsed time per iteration (ms): 650.0 | lm loss: 1.2E+01 |",
+        "Step Time : 41.25s GPU utilization: 146.2MODEL_TFLOP/s/GPU", /* Bridge's */
+        "iteration 2/ 9 | elapsed time per iteration (ms): 650.0 | lm loss: 1.2E+01 |",
+        "ep-train: overlap off, dispatcher flex, weight gradients at once, 1 chunk", /* quoted */
+        NULL};
+    epo_log *log = read_lines(lines);
+    CU_ASSERT_EQUAL(log->kind, EPO_LOG_BRIDGE);
+    epo_log_destroy(log);
+    log = read_lines((const char *const[]){lines[0], lines[3], NULL});
+    CU_ASSERT_EQUAL(log->kind, EPO_LOG_EP_TRAIN);
+    epo_log_destroy(log);
+}
+
 static void ep_train_tells_its_settings(void);
 
 static void memory_units_are_told_apart(void) {
@@ -91,6 +107,12 @@ static void memory_units_are_told_apart(void) {
         "iteration 1/ 1 | elapsed time per iteration (ms): 1 |", NULL};
     epo_log *log = read_lines(bridge);
     CU_ASSERT(same(log->peak_allocated, 62.166e9) && same(log->peak_reserved, 70.5e9));
+    epo_log_destroy(log);
+    static const char *const falling[] = {
+        "mem-max-allocated-gigabytes: 3 |", "mem-max-allocated-gigabytes: 2 |",
+        "mem-max-allocated-gigabytes: inf |", "mem-max-reserved-gigabytes: none |", NULL};
+    log = read_lines(falling);
+    CU_ASSERT(same(log->peak_allocated, 3e9) && isnan(log->peak_reserved));
     epo_log_destroy(log);
     static const char *const megatron[] = {
         "[Rank 0] (after 1 iterations) memory (MB) | allocated: 70974.689453125 | max allocated: "
@@ -426,6 +448,7 @@ int main(void) {
         {"NeMo is read", nemo_is_read},
         {"Bridge's times may come from another rank", bridge_times_may_come_from_another_rank},
         {"ep-train tells its settings", ep_train_tells_its_settings},
+        {"a framework is known by its own lines", a_framework_is_known_by_its_own_lines},
         {"units of memory are told apart", memory_units_are_told_apart},
         {"a missing loss is NaN", a_missing_loss_is_nan},
         {"repeats and restarts", repeats_and_restarts},

@@ -183,6 +183,9 @@ static void what_lacks_is_added(void) {
     LINE("sh|-c|cd x; python pretrain_gpt.py \"a b\" --overlap-moe-expert-parallel-comm "
          "--moe-token-dispatcher-type alltoall 2>&1 | tee log|x",
          &wish, "sh", "-c", "cd x; python pretrain_gpt.py \"a b\" 2>&1 | tee log", "x");
+    LINE("sh|-c|python pretrain_gpt.py a\\ --overlap-moe-expert-parallel-comm "
+         "--moe-token-dispatcher-type alltoall", /* a last backslash is one, for the shell too */
+         &wish, "sh", "-c", "python pretrain_gpt.py a\\");
     wish.arguments = "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep";
     LINE("python|pretrain_gpt.py|--moe-token-dispatcher-type|alltoall", &wish, "python",
          "pretrain_gpt.py", "--moe-token-dispatcher-type", "alltoall");
@@ -230,6 +233,9 @@ static void contradictions_name_both(void) {
     wish.given[EPO_OPT_DELAY_WGRAD] = true;
     REFUSED(1, "--no-delay-wgrad contradicts the argument --delay-wgrad-compute", &wish, "python",
             "pretrain_gpt.py", "--delay-wgrad-compute");
+    REFUSED(0, "", &wish, "python", "pretrain_gpt.py", "--some-other-argument"); /* as long */
+    REFUSED(1, "--delay-wgrad-compute", &wish, "python", "pretrain_gpt.py", "--delay-wgrad-compute",
+            "--", "a", "b"); /* said once */
     wish = (epo_wish){.arguments = "comm_overlap.overlap_moe_expert_parallel_comm=true",
                       .asked_by = {"--ep-overlap=on"}};
     REFUSED(1,

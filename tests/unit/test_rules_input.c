@@ -131,6 +131,8 @@ static void words_split_as_a_shell_does(void) {
     check_words("echo \"$@ --flag\"", "/echo|$@ --flag?");
     check_words("echo '' \"\"", "/echo||");
     check_words("a\\ b 'it'\\''s'", "/a b|it's");
+    check_words("a\\", "/a\\");
+    check_words("a $? $1b $# c$", "/a|$??|$1b?|$#?|c$");
     check_words("", "");
 }
 
@@ -158,7 +160,8 @@ static void a_megatron_command_is_read(void) {
         "export CUDA_DEVICE_MAX_CONNECTIONS=1\nUNUSED=7\nEP=8\n"
         "NCCL_DEBUG=INFO torchrun --nnodes=2 --nproc-per-node 8 pretrain_gpt.py \\\n"
         " --num-experts 64 --expert-model-parallel-size $EP --bf16 --seq-length 4096 \\\n"
-        " --recompute-modules moe_act layernorm --disable-bias-linear \\\n"
+        " --recompute-modules moe_act layernorm --cuda-graph-scope attn moe_router "
+        "--disable-bias-linear \\\n"
         " --tensor-model-parallel-size $TP --no-gradient-accumulation-fusion\n",
         facts);
     CU_ASSERT_EQUAL(c.framework, EPO_FRAMEWORK_MEGATRON_LM);
@@ -166,6 +169,7 @@ static void a_megatron_command_is_read(void) {
     check_fact(facts, "expert_model_parallel_size", "8");
     check_fact(facts, "bf16", "true");
     check_fact(facts, "recompute_modules", "moe_act,layernorm");
+    check_fact(facts, "cuda_graph_modules", "attn,moe_router");
     check_fact(facts, "add_bias_linear", "False");
     check_fact(facts, "gradient_accumulation_fusion", "False");
     check_fact(facts, "tensor_model_parallel_size", "(unknown)");
@@ -307,6 +311,82 @@ static void a_comm_overlap_object_wins(void) {
     epo_facts_destroy(facts);
 }
 
+static void each_spelling_becomes_the_rules_own(void) {
+    static const struct {
+        const char *path, *value, *key, *text;
+    } cases[] = {
+        {"disable_bias_linear", "True", "add_bias_linear", "False"},
+        {"disable_bias_linear", "1", "add_bias_linear", "False"},
+        {"disable_bias_linear", "false", "add_bias_linear", "True"},
+        {"model.recompute_activations", "true", "recompute_granularity", "selective"},
+        {"model.recompute_activations", "False", "recompute_granularity", "(nobody told)"},
+        {"num_experts", "8", "num_moe_experts", "8"},
+        {"num_experts", NULL, "num_moe_experts", "(unknown)"},
+        {"dataset._target_", "x.FinetuningDatasetConfig", "dataset_is_finetune", "true"},
+        {"dataset._target_", "x.HFDatasetConfig", "dataset_is_finetune", "true"},
+        {"dataset._target_", "x.GPTDatasetConfig", "dataset_is_finetune", "false"},
+        {"dataset._target_", "x.EnergonProvider", "dataset_is_energon", "true"},
+        {"dataset_target", "x.GPTDatasetConfig", "dataset_is_energon", "false"},
+        {"mixed_precision", "bf16_with_fp8_current_scaling_mixed", "bf16", "true"},
+        {"mixed_precision", "bf16_with_fp8_current_scaling_mixed", "fp16", "false"},
+        {"mixed_precision", "bf16_with_fp8_current_scaling_mixed", "fp8", "hybrid"},
+        {"mixed_precision", "fp16_mixed", "fp8", "(nobody told)"},
+        {"mixed_precision", "null", "bf16", "(nobody told)"},
+        {"comm_overlap", "None", "comm_overlap_present", "false"},
+        {"comm_overlap", "{}", "comm_overlap_present", "true"},
+        {"dataset.packed_sequence_specs", "null", "packed_sequence", "false"},
+        {"dataset.packed_sequence_specs", "4096", "packed_sequence", "true"},
+        {"pipeline_model_parallel_layout", "E|t*4|L", "virtual_pipeline_model_parallel_size",
+         "(unknown)"},
+        {"pipeline_model_parallel_layout", "None", "virtual_pipeline_model_parallel_size",
+         "(nobody told)"},
+        {"ddp.fsdp_unit_modules", "[TransformerLayer]", "fsdp_units_are_default", "true"},
+        {"fsdp_unit_modules", "['megatron.core.MambaLayer', TransformerLayer]",
+         "fsdp_units_are_default", "true"},
+        {"fsdp_unit_modules", "[MyTransformerLayer]", "fsdp_units_are_default", "false"},
+        {"fsdp_unit_modules", "[TransformerLayer, Mine]", "fsdp_units_are_default", "false"},
+        {"fsdp_unit_modules", "[]", "fsdp_units_are_default", "false"},
+        {"optimizer.use_distributed_optimizer", "true", "use_distributed_optimizer", "true"},
+        {"optimizer.bf16", "true", "bf16", "(nobody told)"},
+        {"model.vision.num_moe_experts", "4", "num_moe_experts", "(nobody told)"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        epo_facts *facts = epo_facts_create();
+        bool known = false;
+        CU_ASSERT_EQUAL(epo_setting_put(facts, cases[i].path, cases[i].value, "a.yaml:1", &known),
+                        EPO_OK);
+        check_fact(facts, cases[i].key, cases[i].text);
+        CU_ASSERT(known || strcmp(cases[i].text, "(nobody told)") == 0);
+        epo_facts_destroy(facts);
+    }
+}
+
+static void a_step_that_will_be_refused_is_seen(void) {
+    static const struct {
+        const char *text;
+        epo_framework framework;
+        bool lacks;
+    } cases[] = {
+        {"srun --ep-overlap=on python pretrain_gpt.py --bf16", EPO_FRAMEWORK_MEGATRON_LM, true},
+        {"srun python pretrain_gpt.py --bf16", EPO_FRAMEWORK_MEGATRON_LM, false},
+        {"srun --ep-overlap=on python pretrain_gpt.py --bf16 "
+         "--overlap-moe-expert-parallel-comm",
+         EPO_FRAMEWORK_MEGATRON_LM, false},
+        {"srun --ep-overlap=on python pretrain_gpt.py --bf16 $MORE", EPO_FRAMEWORK_MEGATRON_LM,
+         false},
+        {"srun --ep-overlap=on ep-overlap exec -- python pretrain_gpt.py --bf16",
+         EPO_FRAMEWORK_MEGATRON_LM, false},
+        {"srun --ep-overlap=on python train.py --colour red", EPO_FRAMEWORK_UNKNOWN, false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        epo_facts *facts = epo_facts_create();
+        epo_command c = read_script(cases[i].text, facts);
+        CU_ASSERT_EQUAL(c.framework, cases[i].framework);
+        CU_ASSERT_EQUAL(c.step_lacks, cases[i].lacks);
+        epo_facts_destroy(facts);
+    }
+}
+
 int main(void) {
     const CU_TestInfo tests[] = {
         {"values are read as frameworks write them", values_are_read_as_frameworks_write_them},
@@ -322,6 +402,8 @@ int main(void) {
         {"a pattern of layers is read", a_pattern_of_layers_is_read},
         {"given values are kept", given_values_are_kept},
         {"a comm_overlap object wins", a_comm_overlap_object_wins},
+        {"each spelling becomes the rules' own", each_spelling_becomes_the_rules_own},
+        {"a step that will be refused is seen", a_step_that_will_be_refused_is_seen},
         CU_TEST_INFO_NULL,
     };
     return unit_run("rules_input", tests);

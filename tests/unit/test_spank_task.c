@@ -6,6 +6,7 @@
 
 #include "core/names.h"
 #include "core/policy.h"
+#include "task.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -172,6 +173,20 @@ static void a_batch_script_without_srun_is_told(void) {
     }
 }
 
+static void a_program_of_a_step_is_no_batch_script(void) {
+    char script[320];
+    snprintf(script, sizeof script, "%s/script", folder);
+    fake_begin(S_CTX_REMOTE);
+    write_file(script, "#!/bin/sh\npython train.py\n");
+    fake.arguments[0] = script;
+    fake.argument_count = 1;
+    begin(S_CTX_REMOTE);
+    give_on();
+    ep_task_batch_note(&plugin, NULL);
+    CU_ASSERT_STRING_EQUAL(fake.said, "");
+    fake_end();
+}
+
 static void numbers_that_slurm_lacks_change_nothing(void) {
     fake_begin(S_CTX_REMOTE);
     configure("");
@@ -206,8 +221,20 @@ static void what_speaks_against_a_preload_is_told(void) {
     srun_to_task(give_on);
     CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
     CU_ASSERT_PTR_NOT_NULL(fake_get(&fake.task, "LD_PRELOAD"));
+    /* a script whose interpreter is built for another machine */
+    char self[440], other[420];
+    snprintf(other, sizeof other, "%s.32", program);
+    file = fopen(other, "w");
+    CU_ASSERT_PTR_NOT_NULL_FATAL(file);
+    fwrite(text, 1, sizeof text, file);
+    fclose(file);
+    snprintf(self, sizeof self, "#!\t%s -e\n", other);
+    write_file(program, self);
+    srun_to_task(give_on);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    CU_ASSERT_PTR_NULL(fake_get(&fake.task, "LD_PRELOAD"));
+    unlink(other);
     /* a script that runs itself ends nowhere */
-    char self[400];
     snprintf(self, sizeof self, "#!%s\n", program);
     write_file(program, self);
     srun_to_task(give_on);
@@ -397,6 +424,7 @@ int main(void) {
                                  TEST(nested_on_has_the_library_once),
                                  TEST(special_steps_are_left_alone),
                                  TEST(a_batch_script_without_srun_is_told),
+                                 TEST(a_program_of_a_step_is_no_batch_script),
                                  TEST(numbers_that_slurm_lacks_change_nothing),
                                  TEST(what_speaks_against_a_preload_is_told),
                                  TEST(gpu_steps_get_the_variables_of_an_overlap_run),
