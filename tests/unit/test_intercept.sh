@@ -86,6 +86,36 @@ export LD_LIBRARY_PATH=$work
 check "dlopen and dlclose of NCCL" quiet "$work/open"
 unset LD_LIBRARY_PATH
 
+# Each place that calls NCCL is looked up once, also where many fall on one place of our table: they
+# lie 4096 bytes apart here.
+cat >"$work/sites.c" <<'C'
+#include <dlfcn.h>
+#include <link.h>
+#include <stdio.h>
+extern int ncclGroupStart(void), ncclGroupEnd(void);
+static int looked;
+__attribute__((visibility("default"))) int dladdr1(const void *at, Dl_info *info, void **extra, int flags) {
+    int (*real)(const void *, Dl_info *, void **, int);
+    *(void **)&real = dlsym(RTLD_NEXT, "dladdr1");
+    looked++;
+    return real(at, info, extra, flags);
+}
+#define SITE(n) __attribute__((noinline, aligned(4096))) int site##n(void) { return ncclGroupStart() + n; }
+SITE(0) SITE(1) SITE(2) SITE(3) SITE(4) SITE(5) SITE(6) SITE(7)
+int main(void) {
+    int (*const site[])(void) = {site0, site1, site2, site3, site4, site5, site6, site7};
+    for (int turn = 0; turn < 20; turn++)
+        for (int i = 0; i < 8; i++)
+            if (site[i]() != i || ncclGroupEnd() != 0)
+                return 1;
+    printf("looked up %d\n", looked);
+    return 0;
+}
+C
+${CC:-cc} -D_GNU_SOURCE -O1 -rdynamic -o "$work/sites" "$work/sites.c" -L"$work" -l:libnccl.so.2 -ldl || exit 99
+sites() { LD_LIBRARY_PATH=$work LD_PRELOAD=$library EP_OVERLAP_INTERPOSE=observe "$work/sites"; }
+check "call sites are looked up once" test "$(sites)" = "looked up 9"
+
 same_calls() { # MODE N WHAT COUNT [NAME=VALUE...]: the calls that reach NCCL, their results, the output
     local mode=$1 r
     shift

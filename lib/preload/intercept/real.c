@@ -14,7 +14,8 @@
 #include <string.h>
 
 #define REALS_MAX 8
-#define SITES 1024 /* call sites remembered; more are looked up each time */
+#define SITES 1024 /* call sites remembered; what finds no place is looked up each time */
+#define SITES_TRIED 16
 
 typedef struct site {
     _Atomic(const void *) caller;
@@ -126,13 +127,26 @@ static const real_nccl *look_up(const void *caller) {
     return f != NULL ? real_at_base(f) : NULL;
 }
 
+/* The site of `caller`, else the first free place for it; NULL: all are taken. */
+static site *site_of(const void *caller) {
+    const uintptr_t first = ((uintptr_t)caller >> 2) % SITES;
+    for (uintptr_t i = 0; i < SITES_TRIED; i++) {
+        site *s = &context.sites[(first + i) % SITES];
+        const void *there = atomic_load_explicit(&s->caller, memory_order_acquire);
+        if (there == caller || there == NULL)
+            return s;
+    }
+    return NULL;
+}
+
 const real_nccl *real_of(const void *caller) {
-    site *s = &context.sites[((uintptr_t)caller >> 2) % SITES];
-    if (atomic_load_explicit(&s->caller, memory_order_acquire) == caller)
-        return atomic_load_explicit(&s->real, memory_order_relaxed);
+    const site *known = site_of(caller);
+    if (known != NULL && atomic_load_explicit(&known->caller, memory_order_acquire) == caller)
+        return atomic_load_explicit(&known->real, memory_order_relaxed);
     pthread_mutex_lock(&context.lock);
     const real_nccl *r = look_up(caller);
-    if (r != NULL && atomic_load(&s->caller) == NULL) {
+    site *s = site_of(caller);
+    if (r != NULL && s != NULL && atomic_load(&s->caller) == NULL) {
         atomic_store_explicit(&s->real, r, memory_order_relaxed);
         atomic_store_explicit(&s->caller, caller, memory_order_release);
     }
