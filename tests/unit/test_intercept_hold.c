@@ -33,6 +33,7 @@ static struct {
     atomic_int broken;     /* calls that broke a capture */
     atomic_bool held;      /* giving memory back waits */
     atomic_int closing;    /* who does */
+    atomic_int pushed;     /* contexts, ever */
 } gpu;
 static _Thread_local int capture_mode; /* 0: global */
 
@@ -51,7 +52,10 @@ static cu_result d_context_get(cu_context *out) {
     *out = (cu_context)(uintptr_t)&gpu;
     return 0;
 }
-static cu_result d_push(cu_context c) { return c == NULL; }
+static cu_result d_push(cu_context c) {
+    atomic_fetch_add(&gpu.pushed, 1);
+    return c == NULL;
+}
 static cu_result d_priorities(int *a, int *b) { return *a = *b = 0; }
 static cu_result d_ipc_get(cu_ipc_handle *h, cu_pointer p) {
     memset(h, 0, sizeof *h);
@@ -295,12 +299,12 @@ static void pair_leave(pair *p) {
 }
 
 /* One group of the program's, as entry.c makes it.  False: the communicator is gone. */
-static bool exchange(const pair *p, thread_state *t, bool end) {
+static bool exchange_of(const pair *p, thread_state *t, bool end, uint64_t bytes) {
     static char memory[2][4096];
     comm *c = comm_find(p->handle);
     if (c == NULL)
         return false;
-    message m = {.comm = c, .handle = p->handle, .peer = 1, .bytes = 4096, .count = 4096};
+    message m = {.comm = c, .handle = p->handle, .peer = 1, .bytes = bytes, .count = bytes};
     m.source = memory[0];
     m.target = memory[1];
     CU_ASSERT_EQUAL(group_start(&nccl, t), ncclSuccess);
@@ -311,6 +315,10 @@ static bool exchange(const pair *p, thread_state *t, bool end) {
     if (end)
         CU_ASSERT_EQUAL(group_end(&nccl, t), ncclSuccess);
     return true;
+}
+
+static bool exchange(const pair *p, thread_state *t, bool end) {
+    return exchange_of(p, t, end, 4096);
 }
 
 static void *exchange_always(void *p) {
@@ -452,6 +460,22 @@ static void test_end_beside_a_capture(void) {
     pair_leave(&p);
 }
 
+/* What is too small for us costs a lock and a question, no more. */
+static void test_small(void) {
+    pair p;
+    pair_open(&p, 150);
+    CU_ASSERT_TRUE(exchange(&p, thread_here(), true));
+    const int before = atomic_load(&gpu.pushed);
+    const double start = agree_now();
+    for (int i = 0; i < 200; i++)
+        CU_ASSERT_TRUE(exchange_of(&p, thread_here(), true, 0));
+    /* (what was freed is looked for every half second) */
+    CU_ASSERT_TRUE(atomic_load(&gpu.pushed) - before <= 1 + (int)(2 * (agree_now() - start)));
+    channel_close(comm_retire(comm_find(p.handle)));
+    expect_released();
+    pair_leave(&p);
+}
+
 static void count(const comm *c, void *n) {
     (void)c;
     ++*(int *)n;
@@ -483,6 +507,7 @@ int main(void) {
         {"a thread that ends", test_thread_that_ends},
         {"a release that the driver holds up", test_release_has_a_limit},
         {"an end beside a capture", test_end_beside_a_capture},
+        {"small messages", test_small},
         {"communicators that are gone", test_gone},
         CU_TEST_INFO_NULL,
     };

@@ -337,40 +337,48 @@ static ncclResult_t choose_side(job *j) {
 
 /* ---- a group ---- */
 
-static void tidy_sometimes(channel *ch) {
-    const double now = agree_now();
-    if (now - ch->tidied < TIDY_S)
-        return;
-    ch->tidied = now;
-    reach_tidy(ch);
-}
+static bool tidy_due(const channel *ch) { return agree_now() - ch->tidied >= TIDY_S; }
 
-ncclResult_t channel_exchange(channel *ch, message *messages, size_t count, bool *beside) {
-    job j;
+/* A group of which something may be ours, or that is captured, or at times. */
+static ncclResult_t exchange(job *j, bool *beside) {
+    channel *ch = j->ch;
     cu_context popped;
     ncclResult_t r = ncclSuccess;
     int mode = CU_CAPTURE_RELAXED; /* a graph may be captured elsewhere meanwhile */
-    *beside = false;
-    pthread_mutex_lock(&ch->lock);
-    const bool able = ch->cu->context_push(ch->context) == 0;
-    const bool relaxed = able && ch->cu->capture_mode(&mode) == 0;
-    job_open(&j, ch, messages, count);
-    if (able && !j.captured)
-        tidy_sometimes(ch);
-    if (!able) {
-        refuse_all(&j);
-    } else if (agree_all(&j)) {
-        r = choose_side(&j);
+    if (ch->cu->context_push(ch->context) != 0) {
+        refuse_all(j);
+        return r;
+    }
+    const bool relaxed = ch->cu->capture_mode(&mode) == 0;
+    if (!j->captured && tidy_due(ch)) {
+        ch->tidied = agree_now();
+        reach_tidy(ch);
+    }
+    if (agree_all(j)) {
+        r = choose_side(j);
         if (r == ncclSuccess)
-            r = move_all(&j);
+            r = move_all(j);
         if (r != ncclSuccess)
             atomic_store(&ch->agree.room->closed, 1); /* the driver is in error */
-        *beside = j.mixed;
+        *beside = j->mixed;
     }
     if (relaxed)
         (void)ch->cu->capture_mode(&mode);
-    if (able)
-        (void)ch->cu->context_pop(&popped);
+    (void)ch->cu->context_pop(&popped);
+    return r;
+}
+
+/* Small messages alone cost one question to the driver. */
+ncclResult_t channel_exchange(channel *ch, message *messages, size_t count, bool *beside) {
+    job j;
+    ncclResult_t r = ncclSuccess;
+    *beside = false;
+    pthread_mutex_lock(&ch->lock);
+    job_open(&j, ch, messages, count);
+    if (j.captured || is_tried(&j) || tidy_due(ch))
+        r = exchange(&j, beside);
+    else
+        refuse_all(&j);
     pthread_mutex_unlock(&ch->lock);
     return r;
 }
