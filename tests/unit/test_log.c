@@ -422,7 +422,7 @@ static void ep_train_tells_its_settings(void) {
     static const char *const lines[] = {
         "ep-train: overlap on, dispatcher flex, weight gradients delayed, 4 chunks, host engine, 4 "
         "ranks, emulated link 1 GB/s + 5 us",
-        "ep-train: overlap is on because of --ep-overlap",
+        "ep-train: overlap is on because of --ep-overlap", "ep-train: 2 steps are left",
         "ep-train: 2 layers, hidden 64, 8 experts of 128, top 2, fp32; step of 1 x 4 sequences of "
         "64 "
         "bytes from GPL (35149 bytes); seed 1",
@@ -432,7 +432,7 @@ static void ep_train_tells_its_settings(void) {
         "overlap_moe_expert_parallel_comm=true@1;moe_token_dispatcher_type=flex@1;"
         "delay_wgrad_compute=true@1;ep_train_ranks=host engine, 4 ranks, emulated link 1 GB/s + "
         "5 us@1;ep_train_model=2 layers, hidden 64, 8 experts of 128, top 2, fp32; "
-        "step of 1 x 4 sequences of 64 bytes from GPL (35149 bytes); seed 1@3;");
+        "step of 1 x 4 sequences of 64 bytes from GPL (35149 bytes); seed 1@4;");
     static const char *const chosen[] = {
         "ep-train: overlap on, dispatcher alltoall, weight gradients at once, chunks chosen by the "
         "engine, host engine, 4 ranks",

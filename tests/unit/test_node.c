@@ -242,6 +242,10 @@ static void arguments_without_overlap_are_completed(void) {
     CU_ASSERT_TRUE(has("ARG-DISPATCHER"));
     judge_arguments(with, EPO_CHOICE_FLEX, false, false);
     CU_ASSERT_FALSE(has("ARG-DISPATCHER"));
+    static const char *const none[] = {"python", "pretrain_gpt.py", "--bf16",
+                                       "--overlap-moe-expert-parallel-comm", NULL};
+    judge_arguments(none, EPO_CHOICE_FLEX, true, false); /* a framework's default gives way */
+    CU_ASSERT_FALSE(has("ARG-DISPATCHER"));
     judge_arguments(other, EPO_CHOICE_ALLTOALL, false, true);
     CU_ASSERT_EQUAL(findings.errors, 0);
 }

@@ -195,6 +195,10 @@ static void what_lacks_is_added(void) {
          "comm_overlap.overlap_moe_expert_parallel_comm=true",
          &wish, "python", "run_recipe.py", "+model.bf16=True",
          "comm_overlap.delay_wgrad_compute=true");
+    LINE("python|run_recipe.py|model.num_layers=4|model.bf16|" /* a bare word sets nothing */
+         "comm_overlap.overlap_moe_expert_parallel_comm=true|"
+         "comm_overlap.delay_wgrad_compute=false|model.bf16=true",
+         &wish, "python", "run_recipe.py", "model.num_layers=4", "model.bf16");
     wish.arguments = "--note \"it's a b\"";
     LINE("sh|-c|python pretrain_gpt.py --note 'it'\\''s a b' >x", &wish, "sh", "-c",
          "python pretrain_gpt.py >x");

@@ -4,6 +4,7 @@
  */
 #include "core/facts.h"
 #include "core/status.h"
+#include "rules/condition.h"
 #include "rules/rules.h"
 #include "unit.h"
 
@@ -158,6 +159,155 @@ static void a_value_that_cannot_be_read_is_undecided(void) {
                     EPO_RULE_UNDECIDED);
 }
 
+/* The language itself, by its own truth: what is known, what is unset, what nobody told. */
+static void conditions_mean_what_they_say(void) {
+    enum { F = EPO_FALSE, T = EPO_TRUE, U = EPO_UNKNOWN };
+    static const struct {
+        const char *text;
+        int truth;
+    } is[] = {
+        /* one operand */
+        {"yes", T},
+        {"no", F},
+        {"eight", T},
+        {"zero", F},
+        {"word", T},
+        {"unset", F},
+        {"x", U},
+        {"!yes", F},
+        {"!unset", T},
+        {"!x", U},
+        {"!!yes", T},
+        {"true", T},
+        {"false", F},
+        /* Kleene's logic, && before || */
+        {"yes && yes", T},
+        {"yes && no", F},
+        {"no && x", F},
+        {"x && no", F},
+        {"yes && x", U},
+        {"no || yes", T},
+        {"x || yes", T},
+        {"no || no", F},
+        {"no || x", U},
+        {"x || no", U},
+        {"yes || no && no", T},
+        {"(yes || no) && no", F},
+        {"!(yes && no)", T},
+        {"x || yes && x", U},
+        /* numbers */
+        {"eight == 8", T},
+        {"eight != 8", F},
+        {"eight == 8.0", T},
+        {"eight < 8", F},
+        {"eight <= 8", T},
+        {"eight > 8", F},
+        {"eight >= 8", T},
+        {"eight < 9", T},
+        {"eight > 7", T},
+        {"eight <= 7", F},
+        {"eight >= 9", F},
+        {"x < 8", U},
+        {"8 == x", U},
+        {"word < 8", U},
+        {"eight * 2 == 16", T},
+        {"eight % 3 == 2", T},
+        {"eight % 8 == 0", T},
+        {"eight % zero == 0", U},
+        {"eight * x == 8", U},
+        {"min(eight, 3) == 3", T},
+        {"min(eight, 9) == 8", T},
+        {"min(eight, x) == 8", U},
+        {"env.N == 8", T},
+        {"env.N > 7", T},
+        /* what is unset equals nothing but itself, and has no place in an order */
+        {"unset == 8", F},
+        {"unset != 8", T},
+        {"unset == unset", T},
+        {"unset != unset", F},
+        {"unset < 8", F},
+        {"unset >= 8", F},
+        {"8 > unset", F},
+        {"unset * 2 == 16", F},
+        {"unset % 2 != 0", T},
+        {"unset == x", U},
+        /* text and switches */
+        {"word == 'flex'", T},
+        {"word != 'flex'", F},
+        {"word == 'fle'", F},
+        {"word == 'flexx'", F},
+        {"yes == true", T},
+        {"yes == false", F},
+        {"yes != no", T},
+        {"word starts 'fl'", T},
+        {"word starts 'flex'", T},
+        {"word starts 'flexx'", F},
+        {"word starts 'x'", F},
+        {"x starts 'x'", U},
+        /* sets and lists */
+        {"word in {alltoall, flex}", T},
+        {"word in {alltoall, fle}", F},
+        {"word not in {alltoall, flex}", F},
+        {"word not in {a}", T},
+        {"eight in {1, 8.0}", T},
+        {"eight in {1, 2}", F},
+        {"unset in {null, 1}", T},
+        {"unset in {0, 1}", F},
+        {"word in {null}", F},
+        {"x in {1}", U},
+        {"x not in {1}", U},
+        {"list has b", T},
+        {"list has c", F},
+        {"list has 'b'", T},
+        {"unset has b", F},
+        {"x has b", U},
+        /* being there */
+        {"unset is null", T},
+        {"eight is null", F},
+        {"unset is not null", F},
+        {"eight is not null", T},
+        {"eight is set", T},
+        {"unset is set", F},
+        {"empty is empty", T},
+        {"unset is empty", T},
+        {"list is empty", F},
+        {"list is not empty", T},
+        {"x is null", U},
+        {"x is not empty", U},
+        /* versions are no numbers */
+        {"te_version < 2.10", T},
+        {"te_version < 2.9.0", F},
+        {"te_version == 2.9", T},
+        {"te_version >= 2.9.0", T},
+        {"te_version != 2.9.1", T},
+        {"2.10 > te_version", T},
+        {"odd_version < 1", U},
+        {"odd_version == 1", U},
+    };
+    static const char *const wrong[] = {
+        "",         "yes &&",           "(yes",         "yes)",       "yes yes",
+        "== 8",     "eight <",          "word in {",    "word in {}", "word is x",
+        "min(1 2)", "word starts flex", "list has 8 8", "yes & no"};
+    epo_facts *facts =
+        facts_of("yes=true no=false eight=8 zero=0 word=flex unset=null list=[a,b] empty=[] "
+                 "te_version=2.9.0 odd_version=new env.N=8");
+    epo_condition_result r;
+    for (size_t i = 0; i < sizeof is / sizeof *is; i++) {
+        CU_ASSERT_EQUAL(epo_condition_evaluate(is[i].text, facts, &r), EPO_OK);
+        if ((int)r.truth != is[i].truth)
+            fprintf(stderr, "%s: is %d, wanted %d\n", is[i].text, (int)r.truth, is[i].truth);
+        CU_ASSERT_EQUAL((int)r.truth, is[i].truth);
+        CU_ASSERT_EQUAL(strstr(r.missing, "x") != NULL, is[i].truth == U &&
+                                                            strchr(is[i].text, 'x') != NULL &&
+                                                            strstr(is[i].text, "word") == NULL);
+    }
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        CU_ASSERT_EQUAL(epo_condition_evaluate(wrong[i], facts, &r), EPO_E_ARG);
+    CU_ASSERT_EQUAL(epo_condition_evaluate("yes && eight < ,", facts, &r), EPO_E_ARG);
+    CU_ASSERT_PTR_NOT_NULL(strstr(epo_fail_text(), "at byte 16 of"));
+    epo_facts_destroy(facts);
+}
+
 int main(void) {
     const CU_TestInfo tests[] = {
         {"each rule is violated, and passes", each_rule_is_violated_and_passes},
@@ -169,6 +319,7 @@ int main(void) {
         {"severity follows the request", severity_follows_the_request},
         {"undecided names only what matters", undecided_names_only_what_matters},
         {"an unreadable value: undecided", a_value_that_cannot_be_read_is_undecided},
+        {"conditions mean what they say", conditions_mean_what_they_say},
         CU_TEST_INFO_NULL,
     };
     return unit_run("rules", tests);

@@ -311,6 +311,16 @@ static void a_comm_overlap_object_wins(void) {
     epo_facts_destroy(facts);
 }
 
+static void a_harness_sets_what_is_not_given(void) {
+    epo_facts *facts = epo_facts_create();
+    epo_setting_put(facts, "harness.moe_a2a_overlap", "true", "a.yaml:1", NULL);
+    epo_setting_put(facts, "comm_overlap.delay_wgrad_compute", "false", "a.yaml:2", NULL);
+    CU_ASSERT_EQUAL(epo_settings_derive(facts), EPO_OK);
+    check_fact(facts, "overlap_moe_expert_parallel_comm", "True");
+    check_fact(facts, "delay_wgrad_compute", "false");
+    epo_facts_destroy(facts);
+}
+
 static void each_spelling_becomes_the_rules_own(void) {
     static const struct {
         const char *path, *value, *key, *text;
@@ -402,6 +412,7 @@ int main(void) {
         {"a pattern of layers is read", a_pattern_of_layers_is_read},
         {"given values are kept", given_values_are_kept},
         {"a comm_overlap object wins", a_comm_overlap_object_wins},
+        {"a harness sets what is not given", a_harness_sets_what_is_not_given},
         {"each spelling becomes the rules' own", each_spelling_becomes_the_rules_own},
         {"a step that will be refused is seen", a_step_that_will_be_refused_is_seen},
         CU_TEST_INFO_NULL,

@@ -302,6 +302,14 @@ static void variables_follow_the_dispatcher(void) {
     CU_ASSERT_STRING_EQUAL(task("PYTORCH_CUDA_ALLOC_CONF"), ""); /* user buffers */
     CU_ASSERT_STRING_EQUAL(task("NCCL_GRAPH_REGISTER"), "");
     HAS(task("HYBRID_EP_CACHE_DIR"), folder);
+    fake.arguments[0] = fake.arguments[1] = arguments[2]; /* another program's --use-nccl-ub */
+    srun_to_task(give_all);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    CU_ASSERT_STRING_EQUAL(task("NCCL_GRAPH_REGISTER"), "0");
+    for (int i = 0; i < 2; i++)
+        fake.arguments[i] = arguments[i];
+    srun_to_task(give_auto);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
     char cache[300];
     snprintf(cache, sizeof cache, "%s", task("HYBRID_EP_CACHE_DIR"));
     struct stat info;
