@@ -454,15 +454,15 @@ static void delayed_runs_later_once(void) {
 
 /* ---- figures -------------------------------------------------------------------- */
 
-/* Rows that cross ranks, counted from the routing. */
-static uint64_t remote_rows(const setting *s, int b, int rank) {
+/* Rows that cross from a rank to another one (-1: any), counted from the routing. */
+static uint64_t remote_rows(const setting *s, int b, int rank, int peer) {
     const case_batch *in = &s->c.batch[b][rank];
     uint64_t slots = 0, tokens = 0;
     for (int t = 0; t < in->tokens; t++) {
         bool to[R] = {false};
         for (int k = 0; k < K; k++) {
             int64_t e = in->experts[t * K + k];
-            if (e < 0 || e / (E / R) == rank)
+            if (e < 0 || e / (E / R) == rank || (peer >= 0 && e / (E / R) != peer))
                 continue;
             slots++;
             tokens += !to[e / (E / R)];
@@ -483,7 +483,12 @@ static void figures_rank(moe_rank *rank) {
     EXPECT(rank, t.e->group_wgrad_flush(t.group, NULL) == EPO_OK);
     EXPECT(rank, t.e->group_stats(t.group, &stats, 1) == EPO_OK);
     EXPECT(rank, stats.forward_calls == 1 && stats.backward_calls == 1 && stats.call_s > 0);
-    EXPECT(rank, stats.dispatch_bytes == 2 * remote_rows(t.s, 0, rank->rank) * H * sizeof(float));
+    const uint64_t row = H * sizeof(float);
+    uint64_t returned = 0;
+    for (int r = 0; r < R; r++)
+        returned += r == rank->rank ? 0 : remote_rows(t.s, 0, r, rank->rank);
+    EXPECT(rank, stats.dispatch_bytes == 2 * remote_rows(t.s, 0, rank->rank, -1) * row);
+    EXPECT(rank, stats.combine_bytes == 2 * returned * row);
     EXPECT(rank, stats.control_bytes > 0 && stats.local_bytes > 0);
     /* The same sizes again: not a byte more. */
     for (int i = 0; i < 5; i++) {

@@ -94,6 +94,9 @@ static void arguments_rank(moe_rank *c) {
     l.dw2 = weights;
     l.wgrad_type = EPO_BF16;
     REFUSED(c, e->layer_create(group, &l, &layer), EPO_E_ARG, "wgrad_type: found 1");
+    l.wgrad_type = EPO_F32;
+    l.hidden = 0;
+    REFUSED(c, e->layer_create(group, &l, &layer), EPO_E_ARG, "hidden: found 0");
     l = layer_config();
     l.ffn = 0;
     REFUSED(c, e->layer_create(group, &l, &layer), EPO_E_ARG, "ffn: found 0, allowed 1..");

@@ -218,9 +218,16 @@ static void test_ways_file(void) {
     CU_ASSERT_EQUAL(plan_and_pass(&w, 8192, four_wins), 4);
     CU_ASSERT_EQUAL(way, EPO_WAY_ENGINES);
     CU_ASSERT_EQUAL(marks_used, 0);
+    f = fopen(path, "a");
+    CU_ASSERT_PTR_NOT_NULL_FATAL(f);
+    fputs("alltoall 3 192 2048 8 13 2 engines\n", f);
+    fclose(f);
+    world_open(&w, 64, false); /* a number that was given stays, the way is the file's */
+    CU_ASSERT_EQUAL(plan_and_pass(&w, 8192, four_wins), 4);
+    CU_ASSERT_EQUAL(way, EPO_WAY_ENGINES);
     info.ways = 1U << EPO_WAY_STORES; /* what the file says is not allowed here */
     world_open(&w, 64, true);
-    CU_ASSERT_EQUAL(plan_and_pass(&w, 8192, four_wins), 4);
+    CU_ASSERT_EQUAL(plan_and_pass(&w, 8192, four_wins), 2);
     CU_ASSERT_EQUAL(way, EPO_WAY_STORES);
     info.ways = 0;
     engines_take = 1;
@@ -270,9 +277,15 @@ static void test_file(void) {
     fputs("nonsense\nflex 3 192 2048 8 12 4\nalltoall 3 192 2048 8 12 2\nalltoall 3 192 2048 8 99 "
           "4\n",
           f);
+    /* other groups' and other shapes' answers, and what is no answer */
+    fputs("alltoall 4 192 2048 8 12 4\nalltoall 3 96 2048 8 12 4\nalltoall 3 192 1024 8 12 4\n"
+          "alltoall 3 192 2048 4 12 4\nalltoall 3 192 2048 8 -1 4\nalltoall 3 192 2048 8 12 0\n"
+          "alltoall 3 192 2048 8 12\nalltoall 3 192 2048 8 14 16\n",
+          f);
     fclose(f);
     setenv("EP_OVERLAP_CHUNKS_FILE", path, 1);
     world_open(&w, 64, true);
+    CU_ASSERT_EQUAL(plan_and_pass(&w, 16384, four_wins), 8); /* sixteen are more than it can */
     const uint32_t digest = moe_tune_digest(&w.buffer[0]);
     CU_ASSERT_EQUAL(plan_and_pass(&w, 4096, four_wins), 2);
     CU_ASSERT_EQUAL(marks_used, 0);
@@ -283,7 +296,7 @@ static void test_file(void) {
     while (fgets(line, sizeof line, f) != NULL)
         lines++;
     fclose(f);
-    CU_ASSERT_EQUAL(lines, 5);
+    CU_ASSERT_EQUAL(lines, 13);
     CU_ASSERT_STRING_EQUAL(line, "alltoall 3 192 2048 8 13 4\n");
     world_open(&w, 64, true);
     CU_ASSERT_EQUAL(plan_and_pass(&w, 8192, four_wins), 4);

@@ -319,6 +319,11 @@ static void a_harness_sets_what_is_not_given(void) {
     check_fact(facts, "overlap_moe_expert_parallel_comm", "True");
     check_fact(facts, "delay_wgrad_compute", "false");
     epo_facts_destroy(facts);
+    facts = epo_facts_create();
+    epo_setting_put(facts, "harness.moe_a2a_overlap", "false", "a.yaml:1", NULL);
+    CU_ASSERT_EQUAL(epo_settings_derive(facts), EPO_OK);
+    check_fact(facts, "overlap_moe_expert_parallel_comm", "(nobody told)");
+    epo_facts_destroy(facts);
 }
 
 static void each_spelling_becomes_the_rules_own(void) {
