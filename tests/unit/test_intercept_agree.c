@@ -10,9 +10,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -152,6 +156,75 @@ static void test_too_many(void) {
         agree_leave(&a[i]);
 }
 
+static int make_file(const char *folder, const char *name) {
+    char path[256];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    CU_ASSERT_TRUE_FATAL(fd >= 0);
+    return fd;
+}
+
+static bool is_there(const char *folder, const char *name) {
+    char path[256];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return access(path, F_OK) == 0;
+}
+
+/* What jobs left that were killed while they made a communicator goes; what somebody is in, what is
+ * young and what is no room of ours stays. */
+static void test_sweep(void) {
+    static const char *const left = "ep-overlap-00000000000000010000000000000002-2",
+                             *const in_use = "ep-overlap-00000000000000010000000000000003-2",
+                             *const other = "ep-overlap-00000000000000010000000000000003-2.bak";
+    char folder[] = "/tmp/ep-agree-XXXXXX";
+    CU_ASSERT_PTR_NOT_NULL_FATAL(mkdtemp(folder));
+    close(make_file(folder, left));
+    close(make_file(folder, other));
+    const int fd = make_file(folder, in_use);
+    CU_ASSERT_EQUAL(flock(fd, LOCK_SH), 0);
+    CU_ASSERT_EQUAL(agree_sweep(folder, 1000), 0);
+    CU_ASSERT_TRUE(is_there(folder, left));
+    CU_ASSERT_EQUAL(agree_sweep(folder, 0), 1);
+    CU_ASSERT_FALSE(is_there(folder, left));
+    CU_ASSERT_TRUE(is_there(folder, in_use) && is_there(folder, other));
+    close(fd);
+    CU_ASSERT_EQUAL(agree_sweep(folder, 0), 1);
+    CU_ASSERT_EQUAL(agree_sweep("/no/such/folder", 0), 0);
+    char path[256];
+    snprintf(path, sizeof path, "%s/%s", folder, other);
+    unlink(path);
+    CU_ASSERT_EQUAL(rmdir(folder), 0);
+}
+
+/* A rank is in its room until the room has no name any more, whatever it does not say. */
+static void test_in_use(void) {
+    agree a;
+    const comm_key key = key_of(3000);
+    CU_ASSERT_TRUE_FATAL(agree_enter(&a, &key));
+    const int fd = open(a.path, O_RDWR | O_CLOEXEC);
+    CU_ASSERT_TRUE_FATAL(fd >= 0);
+    CU_ASSERT_EQUAL(flock(fd, LOCK_EX | LOCK_NB), -1);
+    agree_unlink(&a);
+    CU_ASSERT_EQUAL(flock(fd, LOCK_EX | LOCK_NB), 0);
+    close(fd);
+    agree_leave(&a);
+}
+
+/* No memory for a room: none is left behind. */
+static void test_no_room(void) {
+    agree a;
+    const comm_key key = key_of(4000);
+    struct rlimit before, none;
+    CU_ASSERT_EQUAL_FATAL(getrlimit(RLIMIT_FSIZE, &before), 0);
+    none = before;
+    none.rlim_cur = 4096;
+    signal(SIGXFSZ, SIG_IGN);
+    CU_ASSERT_EQUAL_FATAL(setrlimit(RLIMIT_FSIZE, &none), 0);
+    CU_ASSERT_FALSE(agree_enter(&a, &key));
+    CU_ASSERT_EQUAL_FATAL(setrlimit(RLIMIT_FSIZE, &before), 0);
+    CU_ASSERT_EQUAL(access(a.path, F_OK), -1);
+}
+
 /* ---- messages ---- */
 
 #define MESSAGES 20000
@@ -244,6 +317,9 @@ int main(void) {
         {"both ends hear one verdict", test_verdicts},
         {"strangers' files are refused", test_strangers},
         {"more ranks than there is room for", test_too_many},
+        {"rooms that were left", test_sweep},
+        {"a room in use", test_in_use},
+        {"no room", test_no_room},
         {"both ends of a message say the same", test_messages},
         {"patience", test_patience},
         CU_TEST_INFO_NULL,

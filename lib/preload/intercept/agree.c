@@ -3,10 +3,13 @@
 
 #include "preload/intercept/agree.h"
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -15,6 +18,9 @@
 /* Of a pair's word. */
 enum { PAIR_LOWER = 1, PAIR_HIGHER = 2, PAIR_AGREED = 3, PAIR_REFUSED = 4 };
 #define PATIENCE_LEAST_S 1e-3
+#define ROOM_FOLDER "/dev/shm"
+#define ROOM_NAME "ep-overlap-%016llx%016llx-2"
+#define SWEEP_AGE_S 3600.0
 #define WHOLE_REFUSED 0x80000000u
 
 double agree_now(void) {
@@ -30,30 +36,69 @@ static void nap(void) {
 
 /* Zeros are a valid empty room, so whoever comes first makes it.  Anybody else's file
  * of that name is refused. */
-static agree_room *room_open(const char *path) {
-    int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+static agree_room *room_open(const char *path, int *out) {
+    const int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
     struct stat st;
     void *p = MAP_FAILED;
     if (fd < 0)
         return NULL;
-    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == geteuid() &&
-        (st.st_mode & 077) == 0 && st.st_nlink == 1 &&
+    const bool ours = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == geteuid() &&
+                      (st.st_mode & 077) == 0 && st.st_nlink == 1;
+    if (ours && flock(fd, LOCK_SH | LOCK_NB) == 0 &&
         posix_fallocate(fd, 0, (off_t)sizeof(agree_room)) == 0)
         p = mmap(NULL, sizeof(agree_room), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (p != MAP_FAILED) {
+        *out = fd;
+        return p;
+    }
+    if (ours)
+        (void)unlink(path); /* no room for it: whoever has it goes on, and sees nobody else */
     close(fd);
-    return p == MAP_FAILED ? NULL : p;
+    return NULL;
 }
 
+static bool sweep_one(int folder, const char *name, double age_s) {
+    const int fd = openat(folder, name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    struct stat st;
+    bool gone = false;
+    if (fd < 0)
+        return false;
+    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == geteuid() &&
+        difftime(time(NULL), st.st_ctime) >= age_s && flock(fd, LOCK_EX | LOCK_NB) == 0)
+        gone = unlinkat(folder, name, 0) == 0;
+    close(fd);
+    return gone;
+}
+
+int agree_sweep(const char *folder, double age_s) {
+    DIR *d = opendir(folder);
+    int gone = 0;
+    for (const struct dirent *e; d != NULL && (e = readdir(d)) != NULL;) {
+        unsigned long long word[2];
+        int end = 0;
+        if (sscanf(e->d_name, ROOM_NAME "%n", &word[0], &word[1], &end) == 2 && end > 0 &&
+            e->d_name[end] == '\0')
+            gone += sweep_one(dirfd(d), e->d_name, age_s);
+    }
+    if (d != NULL)
+        closedir(d);
+    return gone;
+}
+
+static void sweep_once(void) { (void)agree_sweep(ROOM_FOLDER, SWEEP_AGE_S); }
+
 bool agree_enter(agree *a, const comm_key *key) {
-    snprintf(a->path, sizeof a->path, "/dev/shm/ep-overlap-%016llx%016llx-2",
-             (unsigned long long)key->word[0], (unsigned long long)key->word[1]);
-    a->room = room_open(a->path);
+    static pthread_once_t swept = PTHREAD_ONCE_INIT;
+    pthread_once(&swept, sweep_once);
+    a->fd = -1;
+    snprintf(a->path, sizeof a->path, ROOM_FOLDER "/" ROOM_NAME, (unsigned long long)key->word[0],
+             (unsigned long long)key->word[1]);
+    a->room = room_open(a->path, &a->fd);
     if (a->room == NULL)
         return false;
     a->me = (int)atomic_fetch_add(&a->room->entered, 1);
     if (a->me >= AGREE_RANKS) {
-        munmap(a->room, sizeof *a->room);
-        a->room = NULL;
+        agree_leave(a);
         return false;
     }
     atomic_store(&a->room->card[a->me].state, AGREE_ENTERED);
@@ -253,9 +298,16 @@ double agree_patience(double now, double most, bool late) {
     return next < least ? least : next > most ? most : next;
 }
 
+static void file_close(agree *a) {
+    if (a->room != NULL && a->fd >= 0)
+        close(a->fd);
+    a->fd = -1;
+}
+
 void agree_unlink(agree *a) {
     if (a->room != NULL)
         (void)unlink(a->path);
+    file_close(a);
 }
 
 bool agree_closed(agree *a) {
@@ -268,6 +320,7 @@ bool agree_closed(agree *a) {
 }
 
 void agree_leave(agree *a) {
+    file_close(a);
     if (a->room != NULL)
         munmap(a->room, sizeof *a->room);
     a->room = NULL;

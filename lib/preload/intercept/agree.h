@@ -73,6 +73,7 @@ typedef struct agree_room {
 typedef struct agree {
     agree_room *room;
     int me; /* index of this rank in it */
+    int fd; /* of the file as long as it has its name, locked: somebody is there */
     char path[64];
 } agree;
 
@@ -109,6 +110,9 @@ double agree_patience(double now, double most, bool late);
 
 /* Takes the name away; the memory stays. */
 void agree_unlink(agree *a);
+/* Removes this user's rooms of more than `age_s` seconds in which nobody is: of jobs that were
+ * killed while they made a communicator.  How many. */
+int agree_sweep(const char *folder, double age_s);
 /* Tells the others that this rank no longer uses their memory.  True: nobody uses ours. */
 bool agree_closed(agree *a);
 void agree_leave(agree *a);
