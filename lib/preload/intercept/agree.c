@@ -36,7 +36,7 @@ static void nap(void) {
 
 /* Zeros are a valid empty room, so whoever comes first makes it.  Anybody else's file
  * of that name is refused. */
-static agree_room *room_open(const char *path, int *out) {
+static agree_room *room_open(const char *path) {
     const int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
     struct stat st;
     void *p = MAP_FAILED;
@@ -47,14 +47,10 @@ static agree_room *room_open(const char *path, int *out) {
     if (ours && flock(fd, LOCK_SH | LOCK_NB) == 0 &&
         posix_fallocate(fd, 0, (off_t)sizeof(agree_room)) == 0)
         p = mmap(NULL, sizeof(agree_room), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (p != MAP_FAILED) {
-        *out = fd;
-        return p;
-    }
-    if (ours)
+    if (ours && p == MAP_FAILED)
         (void)unlink(path); /* no room for it: whoever has it goes on, and sees nobody else */
     close(fd);
-    return NULL;
+    return p == MAP_FAILED ? NULL : p; /* (the lock is held as long as the memory is mapped) */
 }
 
 static bool sweep_one(int folder, const char *name, double age_s) {
@@ -90,10 +86,9 @@ static void sweep_once(void) { (void)agree_sweep(ROOM_FOLDER, SWEEP_AGE_S); }
 bool agree_enter(agree *a, const comm_key *key) {
     static pthread_once_t swept = PTHREAD_ONCE_INIT;
     pthread_once(&swept, sweep_once);
-    a->fd = -1;
     snprintf(a->path, sizeof a->path, ROOM_FOLDER "/" ROOM_NAME, (unsigned long long)key->word[0],
              (unsigned long long)key->word[1]);
-    a->room = room_open(a->path, &a->fd);
+    a->room = room_open(a->path);
     if (a->room == NULL)
         return false;
     a->me = (int)atomic_fetch_add(&a->room->entered, 1);
@@ -298,16 +293,9 @@ double agree_patience(double now, double most, bool late) {
     return next < least ? least : next > most ? most : next;
 }
 
-static void file_close(agree *a) {
-    if (a->room != NULL && a->fd >= 0)
-        close(a->fd);
-    a->fd = -1;
-}
-
 void agree_unlink(agree *a) {
     if (a->room != NULL)
         (void)unlink(a->path);
-    file_close(a);
 }
 
 bool agree_closed(agree *a) {
@@ -320,7 +308,6 @@ bool agree_closed(agree *a) {
 }
 
 void agree_leave(agree *a) {
-    file_close(a);
     if (a->room != NULL)
         munmap(a->room, sizeof *a->room);
     a->room = NULL;

@@ -73,7 +73,6 @@ typedef struct agree_room {
 typedef struct agree {
     agree_room *room;
     int me; /* index of this rank in it */
-    int fd; /* of the file as long as it has its name; its lock goes with the memory */
     char path[64];
 } agree;
 
