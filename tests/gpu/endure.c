@@ -68,6 +68,7 @@ static void go_on(rank_job *j, board *b) {
 }
 
 static int stopped_process(board *b, int rank, int ranks, int variant, int devices) {
+    test_apart(rank, ranks, devices);
     ref_case c = some_case(0x181, ranks, EPO_BF16);
     rank_job j = some_job(&c, rank, variant);
     j.device = rank % devices;
@@ -275,6 +276,7 @@ static const char *pass_alone(rank_job *j, bool backward) {
 }
 
 static int late_process(late_board *b, int rank, late_call call, int how, int devices) {
+    test_apart(rank, 2, devices);
     ref_case c = some_case(0x81, 2, EPO_BF16);
     rank_job j = some_job(&c, rank, how);
     const char *wrong = "opening failed";
@@ -381,6 +383,7 @@ static void watched_pass(capture_board *b, rank_job *j) {
 }
 
 static int watched_process(capture_board *b, int rank, int devices) {
+    test_apart(rank, 2, devices);
     ref_case c = some_case(0x191, 2, EPO_BF16);
     rank_job j = some_job(&c, rank, 2);
     j.device = rank % devices;
@@ -402,10 +405,6 @@ static int watched_process(capture_board *b, int rank, int devices) {
 
 /* Before this process has touched CUDA. */
 static void test_watched(int devices) {
-    if (devices < 2) {
-        test_skip("a capture while the watchdog waits", "NCCL wants a GPU for each rank");
-        return;
-    }
     capture_board *b =
         mmap(NULL, sizeof *b, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (b == MAP_FAILED)

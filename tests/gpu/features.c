@@ -379,18 +379,11 @@ static void *nccl_symbol(const char *name) {
     return lib != NULL ? dlsym(lib, name) : NULL;
 }
 
-/* NCCL takes ranks that name different hosts for ranks of different hosts: so two may have one
- * GPU.  The rank's GPU. */
+/* The rank's GPU. */
 static int comm_device(int rank, int ranks) {
-    char name[32];
     int devices = 0;
     TEST_CUDA(cudaGetDeviceCount(&devices));
-    snprintf(name, sizeof name, "comm-rank-%d", rank);
-    if (devices < ranks) {
-        setenv("NCCL_HOSTID", name, 0);
-        setenv("NCCL_SOCKET_IFNAME", "lo", 0);
-        setenv("NCCL_IB_DISABLE", "1", 0);
-    }
+    test_apart(rank, ranks, devices);
     TEST_CUDA(cudaSetDevice(rank % devices));
     return rank % devices;
 }

@@ -43,6 +43,19 @@ static inline int test_devices(void) {
     return n;
 }
 
+/* For a rank that is a process, before NCCL is there, which refuses two ranks of one node on
+ * one GPU: where they share GPUs each says that it is a node of its own, and NCCL goes over the
+ * loopback's sockets. */
+static inline void test_apart(int rank, int ranks, int devices) {
+    char name[32];
+    snprintf(name, sizeof name, "epo-test-rank-%d", rank);
+    if (ranks <= devices)
+        return;
+    setenv("NCCL_HOSTID", name, 0);
+    setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+    setenv("NCCL_IB_DISABLE", "1", 0);
+}
+
 /* ---- ranks that are processes meet ---- */
 
 /* In memory that they share. */

@@ -172,6 +172,7 @@ static bool run_processes(job *j, const job *all, int count) {
     for (int r = 0; r < j->c.ranks; r++) {
         pid[r] = fork();
         if (pid[r] == 0) {
+            test_apart(r, j->c.ranks, j->devices);
             for (int i = 0; i < count; i++) {
                 job mine = all[i];
                 mine.rank = r;

@@ -19,10 +19,11 @@
 #   bulk       10,000 random small layers (EPO_GPU_LAYERS)            1 GPU or more
 #   dense      ep-train's dense parts against the CPU's               1 GPU
 #   processes  the same, ranks as processes over CUDA IPC            1 GPU or more
-#   nccl       the same, peers by ncclSend and ncclRecv              2 GPUs
+#   nccl       the same, peers by ncclSend and ncclRecv; ranks that    1 GPU or more
+#              share a GPU go over sockets
 #   features   groups from a communicator, two micro-batches, ...      1 GPU or more
 #   wire       layers and features with e4m3 on the wire               1 GPU or more
-#   nodes      flex across two nodes played in one machine, NCCL       2 GPUs
+#   nodes      flex across two nodes played in one machine, NCCL       1 GPU or more
 #              between them; as on several machines, too
 #   endure     a stopped rank named, with CUDA_DEVICE_MAX_CONNECTIONS  1 GPU or more
 #              1 and 32; a rank that never comes; a capture while NCCL
@@ -225,15 +226,11 @@ for phase in $phases; do
             done
             ;;
         nccl)
-            if [ "$gpus" -lt 2 ]; then
-                skip nccl "needs 2 GPUs, $gpus here (NCCL refuses two ranks on one)"
-            else
-                for ranks in 2 4 8; do
-                    [ "$gpus" -lt "$ranks" ] ||
-                        EP_OVERLAP_CUDA_PEER=0 run "nccl$ranks" 90 "$build/layer" processes "$ranks" "$((cases / 2))" ${seed:+"$seed"}
-                done
-                late_nccl
-            fi
+            for ranks in 2 4 8; do
+                [ "$gpus" -lt "$ranks" ] && [ "$ranks" -gt 4 ] ||
+                    EP_OVERLAP_CUDA_PEER=0 run "nccl$ranks" 90 "$build/layer" processes "$ranks" "$((cases / 2))" ${seed:+"$seed"}
+            done
+            late_nccl
             ;;
         features) run features 90 "$build/features" ;;
         graph)
@@ -255,13 +252,12 @@ for phase in $phases; do
             run wire-late 60 "$build/endure" e4m3 late
             ;;
         nodes)
-            if two_gpus nodes; then # NCCL takes a second to begin: few arms
-                run nodes2 60 "$build/layer" processes 2 4 "${seed:-0x21}" 3 nodes=2
-                run nodes4 60 "$build/layer" processes 4 4 "${seed:-0x22}" 3 nodes=2
-                EP_OVERLAP_NODES_APART=1 run apart4 60 "$build/layer" processes 4 2 "${seed:-0x22}" 3 nodes=2
-                run nodes4t 60 "$build/layer" threads 4 4 "${seed:-0x23}" 3 nodes=2
-                run nodesw 60 "$build/layer" processes 2 2 "${seed:-0x24}" 3 e4m3 nodes=2
-            fi
+            # NCCL takes a second to begin: few arms. Threads on one GPU it refuses.
+            run nodes2 60 "$build/layer" processes 2 4 "${seed:-0x21}" 3 nodes=2
+            run nodes4 60 "$build/layer" processes 4 4 "${seed:-0x22}" 3 nodes=2
+            EP_OVERLAP_NODES_APART=1 run apart4 60 "$build/layer" processes 4 2 "${seed:-0x22}" 3 nodes=2
+            run nodesw 60 "$build/layer" processes 2 2 "${seed:-0x24}" 3 e4m3 nodes=2
+            two_gpus nodes4t && run nodes4t 60 "$build/layer" threads 4 4 "${seed:-0x23}" 3 nodes=2
             ;;
         endure)
             for connections in 1 32; do
