@@ -153,8 +153,8 @@ typedef enum epo_way {
 typedef struct epo_segment {
     int peer;
     const void *src;      /* local */
-    const int32_t *index; /* NULL or `rows` source rows; -1: zeros; -2, where `counter` is in
-                           * use: the row there stays as it is */
+    const int32_t *index; /* NULL or `rows` source rows; -1: zeros; -2: the row there stays as
+                           * it is (on GPUs where `counter` is in use) */
     uint64_t dst_offset;  /* bytes into the peer's window */
     uint64_t rows;
     uint32_t row_bytes;

@@ -190,6 +190,32 @@ static void rows_arrive_as_scheduled(void) {
         CU_ASSERT_EQUAL(ranks_run(ranks[i], random_schedules, &i), 0);
 }
 
+/* An index of -1 makes zeros, one of -2 leaves the row that lies there. */
+static void left_out(rank_ctx *c) {
+    const unsigned char src[2][3] = {{1, 2, 3}, {4, 5, 6}};
+    const int32_t index[] = {1, -2, -1, 0};
+    const unsigned char want[] = {4, 5, 6, 9, 9, 9, 0, 0, 0, 1, 2, 3};
+    epo_window *w = NULL;
+    epo_queue *q;
+    epo_event *done;
+    EXPECT(c, c->ops->queue_create(c->be, EPO_QUEUE_COMM, &q) == EPO_OK);
+    EXPECT(c, c->ops->event_create(c->be, &done) == EPO_OK);
+    EXPECT(c, c->ops->window_create(c->be, 256, &w) == EPO_OK);
+    unsigned char *mine = c->ops->window_local(w);
+    memset(mine, 9, sizeof want);
+    const epo_segment seg = {.src = src, .index = index, .rows = 4, .row_bytes = 3};
+    const epo_exchange x = {.window = w, .send = &seg, .nsend = 1, .flag_offset = 64, .epoch = 1};
+    epo_deps deps = {.name = "dispatch", .kind = EPO_INTERVAL_COMM, .chunk = -1, .signal = done};
+    EXPECT(c, c->ops->exchange(q, &x, &deps) == EPO_OK);
+    EXPECT(c, c->ops->sync(c->be, done) == EPO_OK);
+    EXPECT(c, memcmp(mine, want, sizeof want) == 0);
+    c->ops->window_destroy(c->be, w);
+    c->ops->event_destroy(c->be, done);
+    c->ops->queue_destroy(c->be, q);
+}
+
+static void rows_that_are_left_out(void) { CU_ASSERT_EQUAL(ranks_run(1, left_out, NULL), 0); }
+
 static void sums(rank_ctx *c) {
     uint64_t count = 300001; /* more than one piece of the scratch */
     float *data = malloc(count * sizeof *data), *want = malloc(count * sizeof *want);
@@ -254,6 +280,7 @@ static void what_does_not_fit_is_refused(void) {
 int main(void) {
     const CU_TestInfo tests[] = {
         {"rows arrive as scheduled, 1 2 3 4 8 ranks", rows_arrive_as_scheduled},
+        {"rows that an index leaves out", rows_that_are_left_out},
         {"sums are made in rank order", sums_in_rank_order},
         {"what does not fit is refused", what_does_not_fit_is_refused},
         CU_TEST_INFO_NULL,

@@ -432,6 +432,12 @@ static epo_status exchange_part(epo_queue *q, const epo_exchange *x, const epo_d
         status = gpu_staging_settle(q, deps->name);
     if (status != EPO_OK)
         return status;
+    /* A graph's index may leave rows alone, which only the kernel that stores them can. */
+    if (x->counter != NULL && !stores && second_stream(q, x))
+        return epo_fail(EPO_E_STATE,
+                        "rank %d: %s: gathered rows of calls that graphs may capture are stored by "
+                        "a kernel, and this exchange has another way",
+                        q->be->rank, deps->name);
     if (x->nsend == 0 && (reached || x->nrecv == 0))
         return gpu_flag_write(q, q->stream, x, reached ? GPU_FLAG_ALL : GPU_FLAG_ARRIVED,
                               deps->name);

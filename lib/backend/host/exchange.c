@@ -59,9 +59,9 @@ static uint64_t copy_to_peer(epo_backend *be, const epo_exchange *x, int peer) {
             memcpy(dst, src, s->rows * s->row_bytes);
         } else {
             for (uint64_t r = 0; r < s->rows; r++)
-                if (s->index[r] < 0)
+                if (s->index[r] == -1)
                     memset(dst + r * s->row_bytes, 0, s->row_bytes);
-                else
+                else if (s->index[r] >= 0)
                     memcpy(dst + r * s->row_bytes, src + (uint64_t)s->index[r] * s->row_bytes,
                            s->row_bytes);
         }
