@@ -218,6 +218,8 @@ bool gpu_chain_covers(epo_backend *be, const epo_chain *c) {
         (!be->direct || !be->one_sided || be->info.nodes > 1 || be->ranks > EPO_GG_RANKS))
         return false;
     epo_gg_chain gg = chain_shape(c);
+    if (c->direct != NULL)
+        gg.direct = direct_shape(be, c);
     return epo_gg_chain_covers(&gg) != 0;
 }
 
