@@ -44,8 +44,10 @@ $(O)/engine.a: $(OBJECTS)
 	ar rcs $@ $(OBJECTS)
 $(O)/engine_cuda.so: $(OBJECTS)
 	$(CC) -shared -Wl,-z,defs -Wl,--exclude-libs,ALL -o $@ $(OBJECTS) $(LIBS)
-$(O)/units $(O)/layer $(O)/bulk $(O)/graph $(O)/features $(O)/products $(O)/endure: $(O)/%: $(O)/tests/gpu/%.o $(O)/engine.a
+$(O)/units $(O)/layer $(O)/bulk $(O)/features $(O)/products $(O)/endure: $(O)/%: $(O)/tests/gpu/%.o $(O)/engine.a
 	$(CC) -pthread -o $@ $< $(O)/engine.a $(LIBS)
+$(O)/graph: $(O)/tests/gpu/graph.o $(O)/tests/gpu/graph_margin.o $(O)/engine.a
+	$(CC) -pthread -o $@ $^ $(LIBS)
 # Its operations are timed on their way: see bench_cpu.c.
 $(O)/bench: $(BENCH:%=$(O)/tests/gpu/%.o) $(O)/engine.a
 	$(CC) -pthread -Wl,--wrap=epo_backend_get -o $@ $^ $(LIBS)

@@ -8,64 +8,15 @@
  *
  * e4m3: flex, with e4m3 on the wire.
  * bits, own (dispatch and combine, a copy between them, and that as a layer's experts), errors,
- * time, large (of time, 4096 tokens); without a name all but the last.
+ * margin (a peer that comes when the limit ends), time, large (of time, 4096 tokens); without a
+ * name all but the last.
  */
-#include "fixture.h"
-
-#include "backend/backend.h"
+#include "graph.h"
 
 #include <sys/mman.h>
 
 /* PERIOD: of large arrays' numbers; no dimension divides it. */
 enum { PERIOD = 65521 };
-
-/* What goes wrong in the last replay. */
-typedef enum fault { FAULT_NONE, FAULT_INDEX, FAULT_OVERFLOW, FAULT_LATE } fault;
-
-typedef struct setup {
-    ref_case c; /* capacity, overflow and pad as the buffer's */
-    epo_switch overlap;
-    epo_dispatcher dispatcher;
-    epo_saved_mode saved;
-    int chunks, replays;
-    fault fault;
-    bool timed;
-    bool own;     /* dispatch and combine, between them a copy as the caller's experts */
-    bool copying; /* a layer whose experts are that copy */
-} setup;
-
-typedef struct board {
-    test_table table;
-    struct {
-        int status, differ; /* replays whose bits differ */
-        int where[TEST_OUTPUTS];
-        char text[256];
-        double launch_us, eager_us, replay_ms, eager_ms; /* medians: CPU, and all of it */
-        uint64_t dropped[2];
-        float nan; /* of y after a fault: the part that is NaN */
-    } rank[REF_RANKS];
-} board;
-
-typedef struct job {
-    const epo_engine *engine;
-    setup s;
-    int rank, devices;
-    epo_world *world;
-    board *b;
-    /* while it runs */
-    cudaStream_t stream;
-    epo_group *group;
-    epo_buffer *plain, *graphs;
-    epo_layer *layer[2]; /* of each way, with gradients of its own */
-    test_arrays a[2];    /* of each way; all but gradients of weights is the same memory */
-    test_copying copying[2];
-    char *rows, *made; /* of `own` */
-    float *row_weights;
-    uint64_t row_bytes;
-    char *memory; /* pinned */
-    cudaGraphExec_t exec;
-    epo_plan *plan; /* captured */
-} job;
 
 /* ---- one rank's objects ---- */
 
@@ -103,7 +54,10 @@ static epo_status objects_open(job *j) {
     const ref_case *c = &j->s.c;
     test_seat seat = {&j->b->table, j->rank, c->ranks};
     epo_bootstrap boot = {sizeof boot, &seat, test_allgather, test_barrier};
-    epo_engine_group eg = test_group(j->rank, c->ranks, j->s.fault == FAULT_LATE ? 2 : 20);
+    epo_engine_group eg = test_group(j->rank, c->ranks,
+                                     j->s.fault == FAULT_LATE     ? 2
+                                     : j->s.fault == FAULT_MARGIN ? MARGIN_LIMIT_S
+                                                                  : 20);
     eg.config.threads = j->world;
     eg.config.bootstrap = j->world == NULL ? &boot : NULL;
     eg.config.overlap = j->s.overlap;
@@ -148,7 +102,7 @@ static void all_close(job *j) {
 /* ---- inputs, calls, results ---- */
 
 /* Other ones for each i; `wrong`: with a fault. */
-static void inputs_send(const job *j, int i, bool wrong) {
+void graph_inputs_send(const job *j, int i, bool wrong) {
     const ref_case *c = &j->s.c;
     const uint64_t slots = test_slots(c, j->rank);
     const test_stage stage = test_stage_at(c, j->rank, j->memory);
@@ -181,7 +135,7 @@ static epo_status own_calls(job *j, epo_plan *plan) {
     return status;
 }
 
-static epo_status calls(job *j, epo_buffer *buffer, epo_layer *layer, epo_plan **plan) {
+epo_status graph_calls(job *j, epo_buffer *buffer, epo_layer *layer, epo_plan **plan) {
     const epo_routing r = test_routing(&j->s.c, j->rank, j->a[0].experts, j->a[0].weights);
     if (!j->s.own)
         return test_pass(j->engine, buffer, layer, &r, &j->a[0], j->stream, plan);
@@ -211,15 +165,15 @@ static epo_status capture(job *j) {
     cudaGraph_t graph = NULL;
     /* Once without, as programs do: what is made at first use is made then. */
     epo_plan *plan = NULL;
-    inputs_send(j, 0, false);
-    epo_status status = calls(j, j->graphs, j->layer[1], &plan);
+    graph_inputs_send(j, 0, false);
+    epo_status status = graph_calls(j, j->graphs, j->layer[1], &plan);
     TEST_CUDA(cudaStreamSynchronize(j->stream));
     j->engine->plan_release(plan);
     if (status != EPO_OK)
         return status;
     TEST_CUDA(cudaStreamBeginCapture(j->stream, j->world != NULL ? cudaStreamCaptureModeThreadLocal
                                                                  : cudaStreamCaptureModeGlobal));
-    status = calls(j, j->graphs, j->layer[1], &j->plan);
+    status = graph_calls(j, j->graphs, j->layer[1], &j->plan);
     cudaError_t e = cudaStreamEndCapture(j->stream, &graph);
     if (status == EPO_OK && e != cudaSuccess) {
         fprintf(stderr, "rank %d: cudaStreamEndCapture: %s\n", j->rank, cudaGetErrorString(e));
@@ -250,17 +204,17 @@ static epo_status compare(job *j) {
         uint64_t want[TEST_OUTPUTS], got[TEST_OUTPUTS];
         epo_plan *plan = NULL;
         bool differs = false;
-        inputs_send(j, i, false);
-        status = calls(j, j->plain, j->layer[0], &plan);
+        graph_inputs_send(j, i, false);
+        status = graph_calls(j, j->plain, j->layer[0], &plan);
         j->engine->plan_release(plan);
         hash_all(j, 0, want);
-        inputs_send(j, i, false);
+        graph_inputs_send(j, i, false);
         TEST_CUDA(cudaGraphLaunch(j->exec, j->stream));
         if (i % 10 == 3) { /* and a call without between two replays, on the graph's buffer */
             hash_all(j, 1, got);
             plan = NULL;
             if (status == EPO_OK)
-                status = calls(j, j->graphs, j->layer[0], &plan);
+                status = graph_calls(j, j->graphs, j->layer[0], &plan);
             j->engine->plan_release(plan);
             TEST_CUDA(cudaStreamSynchronize(j->stream));
             if (memcmp(got, want, sizeof got) != 0)
@@ -289,7 +243,7 @@ static epo_status compare(job *j) {
 
 /* The replay that goes wrong, and what is told of it. */
 static epo_status run_fault(job *j) {
-    inputs_send(j, 1, true);
+    graph_inputs_send(j, 1, true);
     if (j->s.fault != FAULT_LATE || j->rank == 0)
         TEST_CUDA(cudaGraphLaunch(j->exec, j->stream));
     TEST_CUDA(cudaStreamSynchronize(j->stream));
@@ -312,7 +266,7 @@ static epo_status run_fault(job *j) {
 static void run_timed(job *j) {
     enum { ROUNDS = 9, CALLS = 8 };
     double cpu[2][ROUNDS], all[2][ROUNDS];
-    inputs_send(j, 0, false);
+    graph_inputs_send(j, 0, false);
     for (int i = 0; i < 2 * ROUNDS; i++) {
         const int way = i % 2;
         epo_plan *plan[CALLS] = {NULL};
@@ -322,7 +276,7 @@ static void run_timed(job *j) {
         const double start = test_now();
         for (int k = 0; k < CALLS; k++)
             if (way == 0)
-                (void)calls(j, j->plain, j->layer[0], &plan[k]);
+                (void)graph_calls(j, j->plain, j->layer[0], &plan[k]);
             else
                 TEST_CUDA(cudaGraphLaunch(j->exec, j->stream));
         cpu[way][i / 2] = (test_now() - start) * 1e6 / CALLS;
@@ -359,7 +313,7 @@ static void *rank_main(void *ctx) {
         (void)j->engine->group_stats(j->group, &stats, 0);
     j->b->rank[j->rank].dropped[0] = stats.dropped_slots;
     if (status == EPO_OK && j->s.fault != FAULT_NONE)
-        status = run_fault(j);
+        status = j->s.fault == FAULT_MARGIN ? graph_margin_run(j) : run_fault(j);
     j->b->rank[j->rank].status = (int)status;
     if (status != EPO_OK)
         snprintf(j->b->rank[j->rank].text, sizeof j->b->rank[j->rank].text, "%s",
@@ -451,8 +405,9 @@ static void run_case(job *j, bool threads, const char *what) {
     for (int r = 0; r < c->ranks; r++) /* a rank that ends early must not look well */
         j->b->rank[r].status = EPO_E_SYSTEM;
     const bool ran = threads ? run_threads(j) : run_processes(j);
-    const bool ok = (j->s.fault != FAULT_NONE ? judge_fault(j, text, sizeof text)
-                                              : judge_bits(j, text, sizeof text)) &&
+    const bool ok = (j->s.fault == FAULT_MARGIN ? graph_margin_judge(j, text, sizeof text)
+                     : j->s.fault != FAULT_NONE ? judge_fault(j, text, sizeof text)
+                                                : judge_bits(j, text, sizeof text)) &&
                     ran;
     snprintf(name, sizeof name,
              "graph %s %s %s x%d %s %s, %d chunks, T%d E%d H%d F%d K%d capacity %d", what,
@@ -534,6 +489,17 @@ static void run_errors(job *j, bool threads, int ranks) {
     }
 }
 
+/* From before the limit's end until every rank has long been told. */
+static void run_margins(job *j, bool threads, int ranks) {
+    static const double ms[] = {1, 2, 3, 0, 4, 6, -1, -2, 9, 15, 40, -20};
+    for (int i = 0; i < (int)(sizeof ms / sizeof *ms) && ranks > 1; i++) {
+        j->s = some_setup(ranks, i % 3 ? 7 : 2, 2); /* bf16 in 4 chunks, fp16 serial */
+        j->s.fault = FAULT_MARGIN;
+        j->s.margin_s = 1e-3 * ms[i];
+        run_case(j, threads, "a peer at the limit");
+    }
+}
+
 /* Workload Q, and few tokens, with room for 1.5 times the average. */
 static void run_times(job *j, bool threads, int ranks, int sizes) {
     static const int tokens[] = {4096, 64, 512}, chunks[] = {4, 8, 2, 1, 1};
@@ -597,6 +563,8 @@ int main(int argc, char **argv) {
         run_own(&j, threads, ranks, replays);
     if (asked(argc, argv, "errors", first))
         run_errors(&j, threads, ranks);
+    if (asked(argc, argv, "margin", first))
+        run_margins(&j, threads, ranks);
     if (asked(argc, argv, "time", first))
         run_times(&j, threads, ranks, 3);
     else if (argc > first && asked(argc, argv, "large", first))

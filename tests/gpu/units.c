@@ -6,6 +6,8 @@
 #include "gpu_test.h"
 
 #include "backend/backend.h"
+#include "backend/cuda/kernels.h"
+#include "backend/cuda/replay.h"
 #include "core/status.h"
 
 #include <pthread.h>
@@ -523,6 +525,67 @@ static void test_late(const char *mode) {
                 r[0].text);
 }
 
+/* Rows by the kernel that raises flags: an index of -1 makes zeros, one of -2 leaves the row as
+ * it is; where the backend is late nothing is stored and nobody told. */
+static void test_segments(uint32_t row_bytes, bool late) {
+    enum { ROWS = 300, FROM = 97, RANKS = 2 };
+    int32_t index[ROWS];
+    char name[80];
+    const uint64_t bytes = (uint64_t)ROWS * row_bytes, counter = 5;
+    const uint32_t is_late[1] = {late};
+    char *src = malloc((size_t)FROM * row_bytes), *want = malloc(bytes);
+    for (uint64_t i = 0; i < (uint64_t)FROM * row_bytes; i++)
+        src[i] = (char)test_random(seed + 7, i);
+    memset(want, 0x5a, bytes);
+    for (int i = 0; i < ROWS; i++) {
+        index[i] = (int32_t)(test_random(seed + 8, (uint64_t)i) % (FROM + 40)) - 40;
+        index[i] = index[i] < 0 ? index[i] < -20 ? -2 : -1 : index[i];
+        char *row = want + (uint64_t)i * row_bytes;
+        if (index[i] >= 0 && !late)
+            memcpy(row, src + (size_t)index[i] * row_bytes, row_bytes);
+        else if (index[i] == -1 && !late)
+            memset(row, 0, row_bytes);
+    }
+    char *d_src = test_upload(src, (uint64_t)FROM * row_bytes), *d_dst = test_device(bytes, 0x5a);
+    uint64_t *d_words = test_device(RANKS * 3 * 8, 0);
+    const gpu_segment segment = {d_dst, d_src, test_upload(index, sizeof index), ROWS};
+    gpu_raise raise = {.words = d_words,
+                       .rank_step = 3,
+                       .epoch = 3,
+                       .counter = test_upload(&counter, sizeof counter),
+                       .late = test_upload(is_late, sizeof is_late),
+                       .stored = test_device(GPU_PARTS * 4, 0),
+                       .ranks = RANKS,
+                       .parts = 2};
+    raise.part[0].end = ROWS / 3;
+    raise.part[1].end = ROWS;
+    raise.part[1].word = 1;
+    bool ok =
+        gpu_kernel_segments(0, 4, &segment, 1, row_bytes, &raise) == cudaSuccess &&
+        gpu_kernel_tell(0, d_words + 2, 3, RANKS, raise.counter, 7, raise.late) == cudaSuccess;
+    char *dst = fetch(d_dst, bytes);
+    uint64_t *words = fetch(d_words, RANKS * 3 * 8);
+    ok = ok && memcmp(dst, want, bytes) == 0;
+    for (int i = 0; i < RANKS * 3; i++)
+        ok = ok && words[i] == (late ? 0 : i % 3 == 2 ? 12u : 8u);
+    snprintf(name, sizeof name, "rows of %u bytes and flags%s", row_bytes,
+             late ? ", late: nothing, nobody told" : "");
+    test_result(name, ok, "");
+    void *device[] = {d_src,
+                      d_dst,
+                      d_words,
+                      (void *)segment.index,
+                      (void *)raise.counter,
+                      (void *)raise.late,
+                      raise.stored};
+    for (size_t i = 0; i < sizeof device / sizeof *device; i++)
+        cudaFree(device[i]);
+    free(src);
+    free(want);
+    free(dst);
+    free(words);
+}
+
 static void test_refused(void) {
     epo_window *w = NULL;
     bool ok = ops->window_create(be, 4096, &w) == EPO_OK;
@@ -575,6 +638,8 @@ int main(void) {
             test_gemm((epo_gemm_kind)kind, types[t], EPO_F32, 31, 17);
         }
     }
+    for (int i = 0; i < 6; i++)
+        test_segments(i % 3 == 0 ? 4096 : i % 3 == 1 ? 36 : 13, i / 3 > 0);
     test_refused();
     test_late("host");
     test_late("stream");

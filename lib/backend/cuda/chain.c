@@ -188,6 +188,7 @@ static epo_status direct_tells(epo_queue *q, const epo_chain *c, epo_gg_chain *g
     gg->direct.step = raise.rank_step;
     gg->direct.value = raise.epoch;
     gg->direct.counter = raise.counter;
+    gg->direct.late = raise.late;
     return EPO_OK;
 }
 

@@ -10,6 +10,8 @@
 #include <time.h>
 
 #define MARK_LIMIT_S 2.0
+/* Longer than the others' watchdogs take to hear of a failure. */
+#define HEARD_NS 20000000
 
 /* "cudaMalloc(&p, n)" -> 10 */
 static int call_name(const char *call) {
@@ -35,15 +37,20 @@ epo_status gpu_fail_driver(const epo_backend *be, const char *call, const char *
 }
 
 void gpu_break(epo_backend *be, epo_status status, const char *text) {
+    const struct timespec heard = {0, HEARD_NS};
     pthread_mutex_lock(&be->lock);
-    if (atomic_load(&be->late) == EPO_OK) {
+    const bool first = atomic_load(&be->late) == EPO_OK;
+    if (first) {
         snprintf(be->late_text, sizeof be->late_text, "%s", text);
         atomic_store(&be->late, (int)status);
     }
     pthread_mutex_unlock(&be->lock);
+    gpu_late_mark(be);
+    gpu_meet_abort(be->meet, status, text);
+    if (first && be->ranks > 1)
+        nanosleep(&heard, NULL);
     gpu_watch_release(be);
     gpu_pairs_abort(be);
-    gpu_meet_abort(be->meet, status, text);
 }
 
 epo_status gpu_late(epo_backend *be) {

@@ -202,7 +202,8 @@ epo_status gpu_fail_driver(const epo_backend *be, const char *call, const char *
         if (try_ != cudaSuccess)                                                                   \
             return gpu_fail((be), #call, (phase), try_);                                           \
     } while (0)
-/* Keeps the first late error, releases every pending wait here, tells the peers. */
+/* Keeps the first late error, tells the peers, and, when they know that what comes from here is
+ * nothing, releases every pending wait here: what stands behind those raises flags. */
 void gpu_break(epo_backend *be, epo_status status, const char *text);
 /* EPO_OK, or the late error, its text made the caller's. */
 epo_status gpu_late(epo_backend *be);

@@ -205,6 +205,8 @@ __device__ __forceinline__ void part_stored(const gpu_raise &r, int part, int la
     if (atomicAdd(&r.stored[part], 1u) != warps - 1)
         return;
     r.stored[part] = 0;
+    if (is_late(r.late))
+        return;
     __threadfence_system();
     const uint64_t epoch = r.epoch + (r.counter != nullptr ? *r.counter : 0);
     for (int d = 0; d < r.ranks; d++)
@@ -235,6 +237,9 @@ __global__ void __launch_bounds__(kPushThreads, 1)
     const uint32_t warps = blockDim.x / kWarp;
     uint32_t i = blockIdx.x * warps + threadIdx.x / kWarp, begin = 0;
     int part = 0;
+    /* The wait before may have expired: the peers' slots are not free then. */
+    if (table.raise.parts > 0 && is_late(table.raise.late))
+        i = all;
     for (; i < all; i += gridDim.x * warps) {
         for (; part < table.raise.parts && i >= table.raise.part[part].end; part++) {
             part_stored(table.raise, part, lane);

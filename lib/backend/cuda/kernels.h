@@ -35,6 +35,7 @@ typedef struct gpu_raise {
     uint64_t *words;
     uint64_t rank_step, epoch;
     const uint64_t *counter; /* not NULL: epoch is added to it */
+    const uint32_t *late;    /* not NULL: where it is set no row is stored and nobody told */
     uint32_t *stored;        /* [GPU_PARTS] warps that are through, 0 before and after */
     int ranks, parts;
     struct {

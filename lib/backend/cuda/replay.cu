@@ -78,9 +78,12 @@ __global__ void __launch_bounds__(32) wait_words(gpu_wait w) {
     }
 }
 
-__global__ void __launch_bounds__(32) tell_words(uint64_t *words, uint64_t rank_step, int ranks,
-                                                 const uint64_t *counter, uint64_t epoch) {
+__global__ void __launch_bounds__(32)
+    tell_words(uint64_t *words, uint64_t rank_step, int ranks, const uint64_t *counter,
+               uint64_t epoch, const uint32_t *late) {
     const uint64_t value = *counter + epoch;
+    if (is_late(late))
+        return;
     __threadfence_system();
     for (int d = threadIdx.x; d < ranks; d += 32)
         store_word(words + d * rank_step, value);
@@ -227,8 +230,9 @@ extern "C" cudaError_t gpu_kernel_wait(cudaStream_t stream, const gpu_wait *w) {
 }
 
 extern "C" cudaError_t gpu_kernel_tell(cudaStream_t stream, uint64_t *words, uint64_t rank_step,
-                                       int ranks, const uint64_t *counter, uint64_t epoch) {
-    tell_words<<<1, 32, 0, stream>>>(words, rank_step, ranks, counter, epoch);
+                                       int ranks, const uint64_t *counter, uint64_t epoch,
+                                       const uint32_t *late) {
+    tell_words<<<1, 32, 0, stream>>>(words, rank_step, ranks, counter, epoch, late);
     return cudaGetLastError();
 }
 

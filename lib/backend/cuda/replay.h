@@ -53,9 +53,10 @@ typedef struct gpu_wait {
 } gpu_wait;
 
 cudaError_t gpu_kernel_wait(cudaStream_t stream, const gpu_wait *w);
-/* words[d * rank_step] of every rank d becomes *counter + epoch. */
+/* words[d * rank_step] of every rank d becomes *counter + epoch, unless *late is set: what was
+ * waited for did not come, so what the words would tell is not so. */
 cudaError_t gpu_kernel_tell(cudaStream_t stream, uint64_t *words, uint64_t rank_step, int ranks,
-                            const uint64_t *counter, uint64_t epoch);
+                            const uint64_t *counter, uint64_t epoch, const uint32_t *late);
 /* Adds 1 to each of at most GPU_COUNTERS. */
 #define GPU_COUNTERS 3
 cudaError_t gpu_kernel_count(cudaStream_t stream, uint64_t *const *counters, int count);

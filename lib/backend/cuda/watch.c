@@ -198,7 +198,6 @@ static epo_status watch_scan(epo_backend *be, char *text, size_t size) {
 
 static void watch_break(epo_backend *be, epo_status status, const char *text) {
     gpu_watch *w = be->watch;
-    watch_poison(be);
     pthread_mutex_unlock(&w->lock);
     gpu_break(be, status, text);
     pthread_mutex_lock(&w->lock);

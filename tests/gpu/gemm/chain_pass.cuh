@@ -49,6 +49,7 @@ struct pass {
     int32_t *direct_first, *direct_to;
     float *direct_dweight[EPO_GG_RANKS];
     uint64_t *direct_words;
+    uint32_t *direct_late; /* a word that is 0, one that is set */
     uint64_t *spin;
     uint32_t *error;
 };
@@ -86,6 +87,7 @@ static void memory_make(pass *p, uint64_t rows, int experts, int hidden, int ffn
     get_memory(&p->direct_first, kMaxExperts * EPO_GG_RANKS * 4);
     get_memory(&p->direct_to, kMaxExperts * EPO_GG_RANKS * 4);
     get_memory(&p->direct_words, EPO_GG_RANKS * 3 * 8);
+    get_memory(&p->direct_late, 8);
     for (auto &base : p->direct.base) {
         get_memory((char **)&base, rows * hidden * 2);
     }
@@ -97,6 +99,9 @@ static void memory_make(pass *p, uint64_t rows, int experts, int hidden, int ffn
     p->ws_bytes = 8 << 20;
     get_memory(&p->ws, p->ws_bytes);
     CHECK(cudaMemset(p->left, 0, 8));
+    CHECK(cudaMemset(p->direct_words, 0, EPO_GG_RANKS * 3 * 8));
+    CHECK(cudaMemset(p->direct_late, 0, 4));
+    CHECK(cudaMemset(p->direct_late + 1, 0xff, 4));
     CHECK(cudaMemset(p->flags, 0, EPO_GG_PARTS * 4 * 8));
     CHECK(cudaMemset(p->done, 0, EPO_GG_PARTS * 8));
 }

@@ -303,6 +303,7 @@ static void draw_direct(dice *r, pass *p) {
     d->words = r->chance(70) ? p->direct_words : NULL;
     d->step = 3;
     d->value = p->epoch;
+    d->late = r->chance(50) ? NULL : p->direct_late + r->upto(1);
     bool turned = r->chance(50);
     int32_t at[EPO_GG_RANKS] = {0};
     for (int i = 0; i < p->experts; i++) {
@@ -365,7 +366,7 @@ static bool direct_check(pass *p, int i) {
     CHECK(cudaMemcpy(words, p->direct_words, sizeof(words), cudaMemcpyDeviceToHost));
     CHECK(cudaFree(count));
     for (int r = 0; r < d->ranks && d->words != NULL; r++) {
-        wrong += words[r * 3] != p->epoch;
+        wrong += (words[r * 3] == p->epoch) != (d->late != p->direct_late + 1);
     }
     if (wrong != 0) {
         printf("DIRECT: %d ranks, own %d: %u wrong\n", d->ranks, d->own, wrong);

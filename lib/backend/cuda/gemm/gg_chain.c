@@ -224,6 +224,7 @@ static void set_direct(const epo_gg_direct *d, gg_direct *to) {
                       .step = d->step,
                       .value = d->value,
                       .counter = d->counter,
+                      .late = d->late,
                       .ranks = d->ranks,
                       .own = d->own};
     for (int r = 0; r < d->ranks; r++) {

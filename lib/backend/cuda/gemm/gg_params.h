@@ -89,6 +89,7 @@ typedef struct gg_direct {
     uint64_t *words; /* NULL: nobody is told */
     uint64_t step, value;
     const uint64_t *counter; /* NULL: 0 */
+    const uint32_t *late;    /* NULL: not set */
     int32_t ranks, own;
 } gg_direct;
 typedef struct gg_chain {

@@ -108,6 +108,9 @@ __device__ __forceinline__ void part_tell(const gg_chain &c, int part) {
 /* All rows of a chain are stored: one thread tells every rank. */
 __device__ __forceinline__ void direct_tell(const gg_direct &d) {
     const uint64_t value = d.value + (d.counter != nullptr ? *d.counter : 0);
+    if (d.late != nullptr && *(const volatile uint32_t *)d.late != 0) {
+        return;
+    }
     for (int r = 0; r < d.ranks && d.words != nullptr; r++) {
         flag_store(d.words + r * d.step, value);
     }

@@ -178,6 +178,7 @@ typedef struct epo_gg_direct {
     uint64_t *words;
     uint64_t step, value;
     const uint64_t *counter; /* not NULL: added to `value` when the kernel runs */
+    const uint32_t *late;    /* not NULL: where it is set by then, nobody is told */
 } epo_gg_direct;
 
 typedef struct epo_gg_chain {
