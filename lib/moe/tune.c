@@ -15,6 +15,7 @@
  */
 #include "moe/moe.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -61,38 +62,57 @@ static const char *dispatcher_of(const epo_buffer *b) {
     return b->dispatcher == EPO_DISPATCH_FLEX ? "flex" : "alltoall";
 }
 
-/* A line's answer for the buffer. */
-static void take_line(epo_buffer *b, const char *line) {
+/* A line's answer for the buffer; false: it is none. */
+static bool take_line(epo_buffer *b, const char *line) {
     char word[16], way[16] = "";
     int v[6];
     if (sscanf(line, "%15s %d %d %d %d %d %d %15s", word, &v[0], &v[1], &v[2], &v[3], &v[4], &v[5],
-               way) < 7 ||
-        strcmp(word, dispatcher_of(b)) != 0 || v[0] != b->group->ranks || v[1] != b->experts ||
+               way) < 7)
+        return line[strspn(line, " \t\r\n")] == '\0';
+    if (strcmp(word, dispatcher_of(b)) != 0 || v[0] != b->group->ranks || v[1] != b->experts ||
         v[2] != b->hidden || v[3] != b->top_k || v[4] < 0 || v[4] >= MOE_TUNE_CLASSES || v[5] < 1 ||
         v[5] > FILE_CHUNKS_MAX)
-        return;
+        return true;
     moe_tune_class *c = &b->tune.of[v[4]];
     const bool engines = strcmp(way, "engines") == 0 && (ways_of(b) & 1U << EPO_WAY_ENGINES) != 0;
     c->chosen = !b->tune.free || v[5] > b->chunks ? b->chunks : v[5];
     c->way = engines ? EPO_WAY_ENGINES : first_way(b);
     c->stage = MOE_TUNE_DONE;
+    return true;
+}
+
+/* Numbers of chunks are measured anew then, every time. */
+static void file_complain(const epo_buffer *b, const char *path, const char *what) {
+    (void)fprintf(stderr, "ep-overlap: rank %d: EP_OVERLAP_CHUNKS_FILE: %s cannot be %s: %s\n",
+                  b->group->rank, path, what, strerror(errno));
 }
 
 static void read_file(epo_buffer *b) {
     const char *path = getenv(EPO_ENV_CHUNKS_FILE);
     FILE *f = path != NULL && path[0] != '\0' ? fopen(path, "re") : NULL;
     char line[256];
+    if (f == NULL && path != NULL && path[0] != '\0' && errno != ENOENT)
+        file_complain(b, path, "read");
+    int strange = 0;
     while (f != NULL && fgets(line, sizeof line, f) != NULL)
-        take_line(b, line);
+        strange += take_line(b, line) ? 0 : 1;
     if (f != NULL)
         (void)fclose(f);
+    if (strange > 0 && b->group->rank == 0)
+        (void)fprintf(stderr,
+                      "ep-overlap: EP_OVERLAP_CHUNKS_FILE: %s: passed over lines that are not "
+                      "'DISPATCHER RANKS EXPERTS HIDDEN TOP_K LOG2_TOKENS CHUNKS [engines]': %d\n",
+                      path, strange);
 }
 
 static void write_file(const epo_buffer *b, int class) {
     const char *path = getenv(EPO_ENV_CHUNKS_FILE);
     FILE *f = b->group->rank == 0 && path != NULL && path[0] != '\0' ? fopen(path, "ae") : NULL;
-    if (f == NULL)
+    if (f == NULL) {
+        if (b->group->rank == 0 && path != NULL && path[0] != '\0')
+            file_complain(b, path, "written");
         return;
+    }
     (void)fprintf(f, "%s %d %d %d %d %d %d%s\n", dispatcher_of(b), b->group->ranks, b->experts,
                   b->hidden, b->top_k, class, b->tune.of[class].chosen,
                   b->tune.of[class].way != first_way(b) ? " engines" : "");

@@ -227,8 +227,9 @@ for phase in $phases; do
             ;;
         nccl)
             for ranks in 2 4 8; do
-                [ "$gpus" -lt "$ranks" ] && [ "$ranks" -gt 4 ] ||
+                if [ "$ranks" -le 4 ] || [ "$gpus" -ge "$ranks" ]; then
                     EP_OVERLAP_CUDA_PEER=0 run "nccl$ranks" 90 "$build/layer" processes "$ranks" "$((cases / 2))" ${seed:+"$seed"}
+                fi
             done
             late_nccl
             ;;

@@ -602,6 +602,33 @@ static void test_refused(void) {
     ops->window_destroy(be, w);
 }
 
+/* A value that is none is refused by name, whatever else would have come of it. */
+static void test_switches(void) {
+    static const char *const wrong[][2] = {
+        {"WAIT", "gpu"},    {"GEMM", "cutlass"}, {"SMS", "1"},    {"SMS", "12x"},
+        {"CHAIN", "no"},    {"DIRECT", "2"},     {"KEEP", "yes"}, {"SUMS", "-1"},
+        {"NEAR", "3MB"},    {"SMALL", "-1"},     {"WAY", "ways"}, {"PACK_SMS", "0"},
+        {"LEND", "100000"}, {"PEER", "off"},     {"NEAR", "1e6"}, {"SMALL", "99999999999999"},
+    };
+    const epo_backend_config c = {.rank = 0, .ranks = 1, .timeout_s = 5, .warn_s = 30};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        char name[64], title[96], found[64];
+        epo_backend *none = NULL;
+        snprintf(name, sizeof name, "EP_OVERLAP_CUDA_%s", wrong[i][0]);
+        snprintf(title, sizeof title, "%s=%s is refused", name, wrong[i][1]);
+        snprintf(found, sizeof found, "found '%s', allowed", wrong[i][1]);
+        setenv(name, wrong[i][1], 1);
+        const epo_status status = ops->open(&c, &none);
+        test_result(title,
+                    status == EPO_E_ARG && none == NULL && strstr(epo_fail_text(), name) != NULL &&
+                        strstr(epo_fail_text(), found) != NULL,
+                    status == EPO_OK ? "it is not" : epo_fail_text());
+        if (status == EPO_OK)
+            ops->close(none, false);
+        unsetenv(name);
+    }
+}
+
 int main(void) {
     static const epo_dtype types[] = {EPO_F32, EPO_BF16, EPO_F16};
     ops = epo_backend_get();
@@ -641,6 +668,7 @@ int main(void) {
     for (int i = 0; i < 6; i++)
         test_segments(i % 3 == 0 ? 4096 : i % 3 == 1 ? 36 : 13, i / 3 > 0);
     test_refused();
+    test_switches();
     test_late("host");
     test_late("stream");
     ops->event_destroy(be, done);

@@ -305,6 +305,46 @@ static void test_file(void) {
     unlink(path);
 }
 
+/* What goes to stderr while a file by that name is read and, at last, written. */
+static void settle_told(const char *path, char *told, size_t size) {
+    world w;
+    FILE *f = tmpfile();
+    CU_ASSERT_PTR_NOT_NULL_FATAL(f);
+    const int before = dup(STDERR_FILENO);
+    fflush(stderr);
+    dup2(fileno(f), STDERR_FILENO);
+    setenv("EP_OVERLAP_CHUNKS_FILE", path, 1);
+    world_open(&w, 64, true);
+    const int chunks = settle(&w, 8192, four_wins);
+    unsetenv("EP_OVERLAP_CHUNKS_FILE");
+    fflush(stderr);
+    dup2(before, STDERR_FILENO);
+    close(before);
+    rewind(f);
+    told[fread(told, 1, size - 1, f)] = '\0';
+    fclose(f);
+    CU_ASSERT_EQUAL(chunks, 4); /* measured all the same */
+}
+
+/* A file that cannot serve is no silent matter, one that is not there yet is none at all. */
+static void test_file_told(void) {
+    char path[] = "/tmp/epo_chunks_XXXXXX", told[2048];
+    int fd = mkstemp(path);
+    CU_ASSERT_FATAL(fd >= 0);
+    CU_ASSERT_EQUAL(write(fd, "nonsense\n\nalltoall 3 192\n", 26), 26);
+    close(fd);
+    settle_told(path, told, sizeof told);
+    CU_ASSERT_PTR_NOT_NULL(strstr(told, path));
+    CU_ASSERT_PTR_NOT_NULL(strstr(told, "LOG2_TOKENS CHUNKS [engines]': 2\n"));
+    unlink(path);
+    settle_told(path, told, sizeof told); /* it is made */
+    CU_ASSERT_STRING_EQUAL(told, "");
+    unlink(path);
+    settle_told("/dev/null/chunks", told, sizeof told);
+    CU_ASSERT_PTR_NOT_NULL(strstr(told, "/dev/null/chunks cannot be read: Not a directory"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(told, "/dev/null/chunks cannot be written: Not a directory"));
+}
+
 /* What is taken where nobody says and nothing is measured. */
 static void test_unmeasured(void) {
     world w;
@@ -377,6 +417,7 @@ int main(void) {
         {"a number that was given", test_pinned},
         {"no times to be had", test_blind},
         {"a file's answers", test_file},
+        {"a file that cannot serve is told of", test_file_told},
         {"the way behind the number", test_ways},
         {"the way alone", test_ways_alone},
         {"a file's way", test_ways_file},

@@ -106,6 +106,17 @@ static epo_status waits_choose(epo_backend *be) {
     return EPO_OK;
 }
 
+/* A switch that is on unless its variable says 0; *asked, if not NULL: it says 1. */
+static epo_status switch_read(const char *name, bool *on, bool *asked) {
+    const char *wish = getenv(name);
+    if (wish != NULL && wish[0] != '\0' && strcmp(wish, "0") != 0 && strcmp(wish, "1") != 0)
+        return epo_fail(EPO_E_ARG, "%s: found '%s', allowed 0, 1", name, wish);
+    *on = wish == NULL || strcmp(wish, "0") != 0;
+    if (asked != NULL)
+        *asked = wish != NULL && strcmp(wish, "1") == 0;
+    return EPO_OK;
+}
+
 static epo_status bytes_read(const char *name, uint64_t *out) {
     const char *wish = getenv(name);
     char *end = NULL;
@@ -118,12 +129,11 @@ static epo_status bytes_read(const char *name, uint64_t *out) {
 }
 
 static epo_status copies_choose(epo_backend *be) {
-    const char *wish = getenv("EP_OVERLAP_CUDA_SMALL");
     be->batch_copies = true;
     be->small_piece = SMALL_PIECE;
-    be->pack = wish != NULL && strcmp(wish, "0") == 0; /* everything by copy engines */
     be->near_bytes = NEAR_BYTES;
     epo_status status = bytes_read("EP_OVERLAP_CUDA_SMALL", &be->small_piece);
+    be->pack = be->small_piece == 0; /* everything by copy engines */
     return status == EPO_OK ? bytes_read("EP_OVERLAP_CUDA_NEAR", &be->near_bytes) : status;
 }
 
@@ -160,19 +170,15 @@ static epo_status way_choose(epo_backend *be) {
                             : status;
 }
 
-/* A switch that is on unless its variable says 0; *asked, if not NULL: it says 1. */
-static epo_status switch_read(const char *name, bool *on, bool *asked) {
-    const char *wish = getenv(name);
-    if (wish != NULL && wish[0] != '\0' && strcmp(wish, "0") != 0 && strcmp(wish, "1") != 0)
-        return epo_fail(EPO_E_ARG, "%s: found '%s', allowed 0, 1", name, wish);
-    *on = wish == NULL || strcmp(wish, "0") != 0;
-    if (asked != NULL)
-        *asked = wish != NULL && strcmp(wish, "1") == 0;
-    return EPO_OK;
-}
-
 static epo_status sums_choose(epo_backend *be) {
-    epo_status status = switch_read("EP_OVERLAP_CUDA_SUMS", &be->sums, NULL);
+    bool asked = false;
+    epo_status status = switch_read("EP_OVERLAP_CUDA_SUMS", &be->sums, &asked);
+    if (status == EPO_OK && asked && !be->bulk)
+        status =
+            epo_fail(EPO_E_UNSUPPORTED,
+                     "EP_OVERLAP_CUDA_SUMS=1: GPU %d does not copy in bulk (compute capability "
+                     "9.0 and newer), or this build has no code for it",
+                     be->device);
     be->sums = be->sums && be->bulk;
     return status;
 }
@@ -189,8 +195,11 @@ static epo_status gemm_choose(epo_backend *be) {
 }
 
 static epo_status reach_choose(epo_backend *be, bool overlap, char *why, size_t size) {
-    epo_status status = gpu_window_reach(be, &be->one_sided, why, size);
     const bool links = be->info.nodes > 1;
+    bool wanted = true;
+    epo_status status = switch_read("EP_OVERLAP_CUDA_PEER", &wanted, NULL);
+    if (status == EPO_OK)
+        status = gpu_window_reach(be, wanted, &be->one_sided, why, size);
     if (status != EPO_OK || (be->one_sided && !links))
         return status;
     if (links && !be->one_sided)

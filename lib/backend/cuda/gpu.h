@@ -357,9 +357,9 @@ void gpu_memory_count(epo_backend *be, int64_t bytes);
 void gpu_memory(epo_backend *be, uint64_t *now, uint64_t *peak);
 
 /* ---- window.c ---- */
-/* Can the ranks write each other's memory?  The same answer on every rank; `why`
- * says what is in the way. */
-epo_status gpu_window_reach(epo_backend *be, bool *all, char *why, size_t size);
+/* Can the ranks write each other's memory, and do all want it?  The same answer on every rank;
+ * `why` says what is in the way. */
+epo_status gpu_window_reach(epo_backend *be, bool wanted, bool *all, char *why, size_t size);
 epo_status gpu_window_create(epo_backend *be, uint64_t bytes, epo_window **out);
 void gpu_window_destroy(epo_backend *be, epo_window *w);
 void *gpu_window_local(epo_window *w);

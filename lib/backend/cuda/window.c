@@ -107,7 +107,7 @@ static epo_status peers_open(epo_backend *be, epo_status mine, void *base, char 
     return mine == EPO_OK ? EPO_OK : epo_fail(mine, "%s", text);
 }
 
-epo_status gpu_window_reach(epo_backend *be, bool *all, char *why, size_t size) {
+epo_status gpu_window_reach(epo_backend *be, bool wanted, bool *all, char *why, size_t size) {
     char *peer[256] = {NULL};
     bool opened[256] = {false};
     void *probe = NULL;
@@ -115,9 +115,8 @@ epo_status gpu_window_reach(epo_backend *be, bool *all, char *why, size_t size) 
     why[0] = '\0';
     if (be->ranks == 1)
         return EPO_OK;
-    const char *wish = getenv("EP_OVERLAP_CUDA_PEER");
     epo_status mine = EPO_OK;
-    if (wish != NULL && strcmp(wish, "0") == 0)
+    if (!wanted)
         mine = epo_fail(EPO_E_UNSUPPORTED, "EP_OVERLAP_CUDA_PEER=0");
     else
         mine = gpu_alloc_shared(be, 4096, &probe);
