@@ -100,7 +100,7 @@ def rank_main():
     from ep_overlap import ops
 
     a, rank = parse(), int(os.environ["RANK"])
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group("gloo")
     torch.manual_seed(7 + rank)
     x = torch.randn(a.tokens, a.hidden, device="cuda").bfloat16()

@@ -4,8 +4,9 @@
 
   bench_torch.py RANKS TOKENS HIDDEN FFN EXPERTS TOP_K [REPEATS] [--label L]
 
-The layer is eager_layer.py's. One process per GPU; as many calls in
-a row as bench makes; medians of the slowest rank. Prints one line and one JSON line.
+The layer is eager_layer.py's. One process per GPU (where there are fewer, NCCL over sockets: a way through the
+program, no measurement); as many calls in a row as bench makes; medians of the slowest rank. Prints one line and one
+JSON line.
 """
 import argparse
 import json
@@ -30,10 +31,13 @@ def rank_main(rank, a, port, results):
     import torch.distributed as dist
 
     from eager_layer import EagerLayer
+    from launch import sharing
 
-    torch.cuda.set_device(rank)
+    there = torch.cuda.device_count()
+    os.environ.update(sharing(rank, a.ranks, there))
+    torch.cuda.set_device(rank % there)
     dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank,
-                            world_size=a.ranks, device_id=torch.device("cuda", rank))
+                            world_size=a.ranks, device_id=torch.device("cuda", rank % there))
     layer = EagerLayer(rank, a.ranks, "cuda", a.tokens, a.hidden, a.ffn, a.experts, a.top_k)
 
     def measure(backward):

@@ -92,7 +92,7 @@ def check_wrapped(torch, group, x, experts, weights):
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.scale = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+            self.scale = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16, device=x.device))
             self.moe = ep_overlap.MoELayer(group, hidden=H, ffn=F, experts=E, top_k=K, max_tokens=T)
 
         def forward(self):
@@ -128,7 +128,7 @@ def rank_main():
     if os.environ["WAY"] == "torch":
         import torch.distributed as dist
 
-        dist.init_process_group("gloo")
+        dist.init_process_group("nccl" if gpu else "gloo")
         process_group = dist.group.WORLD
     w1, w2 = all_weights(torch, device)
     mine = slice(rank * E // R, (rank + 1) * E // R)
@@ -188,7 +188,7 @@ def rank_main():
         close(torch, name + "own experts: dx", x2.grad, dx_want)
         close(torch, name + "own experts: dweights", weights2.grad, dw_want)
         check_refused(layer, x, experts, weights)
-        if os.environ["WAY"] == "torch" and not gpu:
+        if os.environ["WAY"] == "torch":
             check_wrapped(torch, group, x, experts, weights)
         y3 = layer(x, experts, weights)
         try:
@@ -209,6 +209,8 @@ def rank_main():
         layer.close()
         group.close()
     print("rank %d: ok" % rank, flush=True)
+    if process_group is not None:
+        dist.destroy_process_group()
 
 
 def main():
