@@ -20,9 +20,10 @@ version_9() { LC_ALL=C sed -i "s/\x00$version\x00/\x00$other\x00/g" "$1"; }
 
 setup_versions() {
     version=$(sed -n 's/^#define PACKAGE_VERSION "\(.*\)"/\1/p' "${EPO_BUILD_DIR:-$top/build}/config.h")
+    [ -n "$version" ]
     other=${version%?}9
+    [ "$version" != "$other" ] || other=${version%?}8 # as long as the other one
     export version other
-    [ -n "$version" ] && [ "$version" != "$other" ]
     chmod 755 "$work"
 }
 

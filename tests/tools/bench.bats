@@ -39,6 +39,10 @@ names = [a["name"] for a in r["arms"]]
 assert names == [d + " " + w for d in ("alltoall", "flex") for w in
     ("serial", "overlap n=2", "overlap+wgrad n=2", "overlap n=4", "overlap+wgrad n=4")], names
 share = max(1, r["ranks"] / r["cores"])
+# the busiest rank's rows: the mean's at least, all of them at most
+rows = r["flop_forward"] / (6 * r["hidden"] * r["ffn"])
+assert rows == int(rows) and r["tokens"] * r["top_k"] <= rows <= r["ranks"] * r["tokens"] * r["top_k"], rows
+assert math.isclose(r["gflops_forward"], r["flop_forward"] / r["ffn_best_forward_ms"] * 1e-6, rel_tol=1e-6)
 for a in r["arms"]:
     base = r["arms"][names.index(a["serial"])]
     assert a["identical"] is True and len(a["bits"]) == 16 and a["bits"] == base["bits"]
@@ -54,6 +58,7 @@ for a in r["arms"]:
         assert math.isclose(s["exposed_ms"], s["ms"]["median"] - alone, rel_tol=1e-3, abs_tol=1e-4)
         if a is base:
             assert s["efficiency"] is None
+            assert s["speedup"] == {"median": 1, "least": 1, "most": 1}
         elif s["efficiency"] is not None:
             gain = b["ms"]["median"] - s["ms"]["median"]
             assert math.isclose(s["efficiency"], gain / (b["ms"]["median"] - s["floor_ms"]), rel_tol=1e-2, abs_tol=1e-3)

@@ -25,6 +25,36 @@ fine="torchrun --nproc-per-node 8 --nnodes 2 pretrain_gpt.py --num-experts 64 --
     [[ $output == *"bf16 = False (Megatron-LM's default)"* ]]
 }
 
+@test "the JSON's counts are its rules', and its verdict is the status" {
+    while IFS='|' read -r wanted counts options arguments; do
+        # shellcheck disable=SC2086
+        run --separate-stderr "$tool" lint --json --no-environment $options --set torch_version=2.8.0 -- $fine $arguments
+        [ "$status" -eq "$wanted" ]
+        is_json
+        echo "$output" >lint.json
+        python3 - "$wanted" "$counts" <<'END'
+import json, sys
+r = json.load(open("lint.json"))
+severities = [rule["severity"] for rule in r["rules"] if rule["outcome"] == "violated"]
+errors, warnings = severities.count("error"), severities.count("warning")
+assert [errors, warnings, len(severities) - errors - warnings] == [int(n) for n in sys.argv[2].split()], severities
+assert [r["errors"], r["warnings"], r["notes"]] == [errors, warnings, len(severities) - errors - warnings]
+for outcome in "passed", "undecided":
+    assert r[outcome] == sum(rule["outcome"] == outcome for rule in r["rules"]) > 0
+assert r["allowed"] == (sys.argv[1] == "0")
+for rule in r["rules"]:
+    names = [f["name"] for f in rule["found"]]
+    assert len(names) == len(set(names)), names
+END
+    done <<'END'
+0|0 0 0||
+0|0 0 1||--moe-shared-expert-intermediate-size 512
+0|0 1 0||--global-batch-size 16
+1|0 1 0|--strict|--global-batch-size 16
+1|1 0 0||--recompute-num-layers 1
+END
+}
+
 @test "delayed wgrad without overlap is refused" {
     run "$tool" lint -- pretrain_gpt.py --num-experts 8 --delay-wgrad-compute
     [ "$status" -eq 1 ]
@@ -275,9 +305,9 @@ END
 
 @test "the help of every command fits 80 columns" {
     run "$tool" --help
-    for command in $(sed -n 's/^  \([a-z]*\)  .*/\1/p' <<<"$output"); do
+    while read -r command; do
         output+=$'\n'$("$tool" "$command" --help)
-    done
+    done < <(sed -n 's/^  \([a-z]*\)  .*/\1/p' <<<"$output")
     [[ $output == *"ep-overlap bench ["* && $output == *"ep-overlap lint ["* ]]
     run grep -nE '^.{81}' <<<"$output"
     [ -z "$output" ]

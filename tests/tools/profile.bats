@@ -78,7 +78,17 @@ serial_and_overlapped() {
     grep -q '75.0 % of 0.100 ms expert communication ran beside' out.svg
     grep -q 'a&lt;&amp;&gt;b.json' out.svg
     command -v python3 >/dev/null || skip "no python3 to read XML with"
-    python3 -c 'import xml.dom.minidom; xml.dom.minidom.parse("out.svg")'
+    python3 - <<'END'
+import xml.dom.minidom
+parts = {"#009E73": [], "#D55E00": []} # of communication, hidden and exposed: serial.json's, the other's
+for r in xml.dom.minidom.parse("out.svg").getElementsByTagName("rect"):
+    if r.getAttribute("fill") in parts:
+        parts[r.getAttribute("fill")].append((float(r.getAttribute("x")), float(r.getAttribute("width"))))
+(at, none), (_, hidden) = parts["#009E73"]
+(_, whole), (rest_at, exposed) = parts["#D55E00"]
+assert none == 0 and whole > 100, parts
+assert abs(hidden - .75 * whole) < .1 and abs(exposed - .25 * whole) < .1 and abs(rest_at - at - hidden) < .1, parts
+END
     run "$tool" profile serial.json --svg /nowhere/out.svg
     [ "$status" -eq 3 ]
     run "$tool" profile serial.json --svg out2.svg --device 7

@@ -30,6 +30,40 @@ published_sft() {
     [[ $output == *"window         41-50, 10 lines"* && $output == *"window         5-20, 16 lines"* ]]
 }
 
+@test "the JSON's figures are those of the lines" {
+    varied() { # MS-of-iteration...: one log of them
+        local i=0 ms
+        for ms; do line $((++i)) $# "$ms" $((ms / 10)) "$((9 - i)).5"; done
+    }
+    { common False False; varied 900 100 116 104 136 125; } >base.log
+    { common True False; varied 800 90 111 96 99 108; } >overlap.log
+    { common True True; varied 800 90 111 96 99 108; } | sed 's/throughput per GPU[^|]*|//' >bare.log
+    run --separate-stderr "$tool" report --json base.log overlap.log bare.log --window 2-6
+    is_json
+    echo "$output" >report.json
+    python3 - <<'END'
+import json, math, statistics
+arms = json.load(open("report.json"))["arms"]
+taken = [[.100, .116, .104, .136, .125], [.090, .111, .096, .099, .108], [.090, .111, .096, .099, .108]]
+def near(a, b): return math.isclose(a, b, rel_tol=1e-6)
+def errors(t): return statistics.stdev(t) / math.sqrt(len(t)) / statistics.mean(t)
+for arm, t in zip(arms, taken):
+    s = arm["iteration_seconds"]
+    assert s["count"] == 5 and (s["least"], s["most"]) == (min(t), max(t)) and s["median"] == statistics.median(t), s
+    assert near(s["mean"], statistics.mean(t)) and near(s["deviation"], statistics.stdev(t)), s
+    if arm is arms[0]:
+        assert "speedup" not in arm
+        continue
+    change = statistics.mean(t) / statistics.mean(taken[0])
+    assert near(arm["speedup"], 1 / change) and near(arm["time_change"], change - 1), arm
+    assert near(arm["noise"], 2 * math.hypot(errors(taken[0]), errors(t))), arm["noise"]
+means = [statistics.mean(int(1000 * ms + .5) // 10 for ms in t) for t in taken[:2]]
+assert near(arms[0]["tflops_per_gpu"]["mean"], means[0])
+assert near(arms[1]["throughput_change"], means[1] / means[0] - 1), arms[1]["throughput_change"]
+assert arms[2]["tflops_per_gpu"] is None and arms[2]["throughput_change"] is None # not in both
+END
+}
+
 @test "every criterion is answered" {
     published_sft
     echo '[Rank 0] (after 2 iterations) memory (GB) | mem-max-allocated-gigabytes: 62.166 | mem-max-reserved-gigabytes: 66.75 |' >>overlap.log
