@@ -9,11 +9,13 @@
         groups     process groups made, used and destroyed; one aborted
         crash      a rank that dies of a signal inside a step
         plain      python without torch, with threads and processes
+        programs   a shell with jobs and traps, /bin/true, a program linked statically
         reopen     python without torch that opens the job's NCCL, uses it and closes it, again and again
 
 --together: all parts are started at once, and six runs at a time are let at the GPUs.
 Two ranks, on two GPUs or on one. Each part prints a digest of what its ranks saw;
-output, status and digest have to be the same plain, observed with the recorder, and accelerated.
+output, status and digest have to be the same plain, observed with the recorder, and accelerated, and
+nothing of ours is left in /dev/shm.
 """
 import argparse
 import concurrent.futures
@@ -249,6 +251,48 @@ def same(library, name, ranks, turn, extra=None, limit=22):
     return bad
 
 
+STATIC = """#include <unistd.h>
+int main(void) { return write(1, "s", 1) != 1; }
+"""
+SHELL = """trap 'echo trapped' TERM
+for i in 1 2 3 4; do (exit $i) & done
+wait
+kill -TERM $$
+{ (kill -9 $BASHPID); } 2>/dev/null
+echo $? $((6 * 7))
+exit 3"""
+
+
+def programs(library):
+    """Programs that have nothing to do with a GPU: output and status in every mode."""
+    bad, folder = False, tempfile.mkdtemp(prefix="ep-preload-")
+    static, source = os.path.join(folder, "static"), os.path.join(folder, "static.c")
+    with open(source, "w") as f:
+        f.write(STATIC)
+    commands = {"true": ["/bin/true"], "shell": ["bash", "-c", SHELL]}
+    built = subprocess.run(["gcc", "-static", "-o", static, source], capture_output=True, text=True)
+    if built.returncode == 0:
+        commands["static"] = [static]
+    else:
+        print("programs: left out: a static program: " + built.stderr[-200:], flush=True)
+    for name, command in commands.items():
+        said = {}
+        for mode in ("plain", "off", "observe", "accelerate"):
+            env = dict(os.environ)
+            if mode != "plain":
+                env.update(LD_PRELOAD=library, EP_OVERLAP_INTERPOSE=mode, EP_OVERLAP_RECORD="1")
+            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=20)
+            said[mode] = (done.returncode, done.stdout, done.stderr)
+        wrong = any(s != said["plain"] for s in said.values())
+        print(f"programs, {name}: {'FAILED ' + str(said) if wrong else 'ok'}; plain {said['plain']}", flush=True)
+        bad |= wrong
+    return bad
+
+
+def rooms():
+    return {name for name in os.listdir("/dev/shm") if name.startswith("ep-overlap-")}
+
+
 def main():
     if len(sys.argv) > 1 and sys.argv[1] == "--rank":
         globals()["rank_" + sys.argv[2]]()
@@ -256,7 +300,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("library")
     parser.add_argument("parts", nargs="*",
-                        default=["segments", "loaders", "groups", "crash", "plain", "reopen"])
+                        default=["programs", "segments", "loaders", "groups", "crash", "plain", "reopen"])
     parser.add_argument("--together", action="store_true")
     options = parser.parse_intermixed_args()
     if gpus() == 0:
@@ -265,15 +309,20 @@ def main():
     told(2, gpus())
     ranks, library = 2, os.path.abspath(options.library)
     turn = threading.Semaphore(6) if options.together else None
-    cases = []
-    for part in options.parts:
+    cases, before = [], rooms()
+    failed = ["programs"] if "programs" in options.parts and programs(library) else []
+    for part in [part for part in options.parts if part != "programs"]:
         words = ([part[9:]] if part[9:] else ["True", "False"]) if part.startswith("segments") else []
         cases += [(f"segments-{word}", {"PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{word}"})
                   for word in words] or [(part, None)]
-    with concurrent.futures.ThreadPoolExecutor(len(cases) if turn else 1) as pool:
+    with concurrent.futures.ThreadPoolExecutor(max(1, len(cases)) if turn else 1) as pool:
         bad = list(pool.map(lambda case: same(library, case[0], 1 if case[0] in ALONE else ranks,
                                               turn, case[1]), cases))
-    failed = [name for (name, _), wrong in zip(cases, bad) if wrong]
+    failed += [name for (name, _), wrong in zip(cases, bad) if wrong]
+    left = rooms() - before
+    if left:
+        print(f"left in /dev/shm: {sorted(left)}", flush=True)
+        failed.append("shared memory")
     print("failed: " + (" ".join(failed) or "none"), flush=True)
     return 1 if failed else 0
 
