@@ -139,6 +139,22 @@ static int put(stream *s, operation o) {
     return 0;
 }
 
+/* FAKE_CUDA_FAIL=NAME:N: in process number FAKE_CUDA_FAIL_RANK (0) the calls of NAME fail from the
+ * N-th on. */
+static int fails(const char *name) {
+    static atomic_int calls;
+    const char *given = getenv("FAKE_CUDA_FAIL"), *rank = getenv("RANK"),
+               *who = getenv("FAKE_CUDA_FAIL_RANK");
+    const size_t n = strlen(name);
+    if (given == NULL || strncmp(given, name, n) != 0 || given[n] != ':' || rank == NULL ||
+        strcmp(rank, who != NULL ? who : "0") != 0)
+        return 0;
+    return atomic_fetch_add(&calls, 1) + 1 >= strtol(given + n + 1, NULL, 10);
+}
+#define FAILS                                                                                      \
+    if (fails(__func__))                                                                           \
+    return 2
+
 /* ---- memory ---- */
 
 typedef struct handle {
@@ -207,6 +223,7 @@ typedef struct {
 } ipc;
 
 EXPORT int cuIpcGetMemHandle(ipc *out, uintptr_t p) {
+    FAILS;
     const int i = block_of(p);
     if (i < 0)
         return 1;
@@ -216,6 +233,7 @@ EXPORT int cuIpcGetMemHandle(ipc *out, uintptr_t p) {
 
 /* FAKE_CUDA_NO_P2P=N: process number N cannot open anybody's memory. */
 EXPORT int cuIpcOpenMemHandle_v2(uintptr_t *out, ipc in, unsigned flags) {
+    FAILS;
     handle h;
     const char *rank = getenv("RANK"), *without = getenv("FAKE_CUDA_NO_P2P");
     (void)flags;
@@ -241,6 +259,7 @@ EXPORT int cuIpcOpenMemHandle_v2(uintptr_t *out, ipc in, unsigned flags) {
 /* FAKE_CUDA_NO_IPC=N: nobody can open what process number N allocated for itself (not the
  * interposer's windows, which are asked for without looking). */
 EXPORT int cuPointerGetAttribute(void *out, int what, uintptr_t p) {
+    FAILS;
     const char *rank = getenv("RANK"), *without = getenv("FAKE_CUDA_NO_IPC");
     for (int i = 0; i < BLOCKS; i++) {
         const uintptr_t at = (uintptr_t)blocks[i].at;
@@ -262,6 +281,7 @@ EXPORT int cuPointerGetAttribute(void *out, int what, uintptr_t p) {
 }
 
 EXPORT int cuIpcCloseMemHandle(uintptr_t p) {
+    FAILS;
     pthread_mutex_lock(&lock);
     for (int i = 0; i < BLOCKS; i++)
         if (opened[i].at == (void *)p) {
@@ -280,14 +300,17 @@ EXPORT int fake_cuda_opened(int *out) {
     return 0;
 }
 EXPORT int cuMemHostRegister_v2(void *p, size_t size, unsigned flags) {
+    FAILS;
     (void)p, (void)size, (void)flags;
     return 0;
 }
 EXPORT int cuMemHostUnregister(void *p) {
+    FAILS;
     (void)p;
     return 0;
 }
 EXPORT int cuMemHostGetDevicePointer_v2(uintptr_t *out, void *p, unsigned flags) {
+    FAILS;
     (void)flags;
     *out = (uintptr_t)p;
     return 0;
@@ -305,12 +328,20 @@ EXPORT int cuGetErrorName(int r, const char **name) {
     return 0;
 }
 EXPORT int cuCtxGetCurrent(void **out) {
+    FAILS;
     *out = &context_object;
     return 0;
 }
-EXPORT int cuCtxPushCurrent_v2(void *c) { return c == &context_object ? 0 : 201; }
-EXPORT int cuCtxPopCurrent_v2(void **c) { return cuCtxGetCurrent(c); }
+EXPORT int cuCtxPushCurrent_v2(void *c) {
+    FAILS;
+    return c == &context_object ? 0 : 201;
+}
+EXPORT int cuCtxPopCurrent_v2(void **c) {
+    FAILS;
+    return cuCtxGetCurrent(c);
+}
 EXPORT int cuCtxGetStreamPriorityRange(int *least, int *most) {
+    FAILS;
     *least = 0;
     *most = -5;
     return 0;
@@ -319,6 +350,7 @@ EXPORT int cuCtxGetStreamPriorityRange(int *least, int *most) {
 /* ---- streams and events ---- */
 
 EXPORT int cuStreamCreateWithPriority(stream **out, unsigned flags, int priority) {
+    FAILS;
     (void)flags, (void)priority;
     *out = stream_new();
     return 0;
@@ -345,6 +377,7 @@ EXPORT int cuStreamSynchronize(stream *s) {
     return 0;
 }
 EXPORT int cuMemcpyAsync(uintptr_t to, uintptr_t from, size_t count, stream *s) {
+    FAILS;
     return put(
         s, (operation){.kind = COPY, .to = (void *)to, .from = (const void *)from, .count = count});
 }
@@ -378,9 +411,11 @@ static int put_write(stream *s, uintptr_t at, uint32_t value) {
     return put(s, (operation){.kind = WRITE, .to = (void *)at, .value = value});
 }
 EXPORT int cuStreamWaitValue32_v2(stream *s, uintptr_t at, uint32_t value, unsigned flags) {
+    FAILS;
     return batch_is("only") ? 801 : put_wait(s, at, value, flags);
 }
 EXPORT int cuStreamWriteValue32_v2(stream *s, uintptr_t at, uint32_t value, unsigned flags) {
+    FAILS;
     (void)flags;
     return batch_is("only") ? 801 : put_write(s, at, value);
 }
@@ -395,6 +430,7 @@ typedef union word_operation {
 } word_operation;
 EXPORT int cuStreamBatchMemOp_v2(stream *s, unsigned count, const word_operation *o,
                                  unsigned flags) {
+    FAILS;
     int r = batch_is("no") ? 801 : flags != 0 || count > 256 ? 1 : 0;
     for (unsigned i = 0; i < count && r == 0; i++)
         r = o[i].word.what == 1   ? put_wait(s, o[i].word.at, o[i].word.value, o[i].word.flags)
@@ -403,11 +439,15 @@ EXPORT int cuStreamBatchMemOp_v2(stream *s, unsigned count, const word_operation
     return r;
 }
 EXPORT int cuEventCreate(event **out, unsigned flags) {
+    FAILS;
     (void)flags;
     *out = calloc(1, sizeof **out);
     return 0;
 }
-EXPORT int cuEventQuery(event *e) { return e->last == NULL || atomic_load(e->last) ? 0 : 600; }
+EXPORT int cuEventQuery(event *e) {
+    FAILS;
+    return e->last == NULL || atomic_load(e->last) ? 0 : 600;
+}
 EXPORT int cuEventDestroy_v2(event *e) {
     (void)e; /* a list may still hold it */
     return 0;
@@ -420,8 +460,12 @@ EXPORT int cuEventRecordWithFlags(event *e, stream *s, unsigned flags) {
         e->last = calloc(1, sizeof *e->last); /* never freed: somebody may look */
     return put(s, (operation){.kind = RECORD, .event = e, .mark = e->last});
 }
-EXPORT int cuEventRecord(event *e, stream *s) { return cuEventRecordWithFlags(e, s, 0); }
+EXPORT int cuEventRecord(event *e, stream *s) {
+    FAILS;
+    return cuEventRecordWithFlags(e, s, 0);
+}
 EXPORT int cuStreamWaitEvent(stream *s, event *e, unsigned flags) {
+    FAILS;
     s = stream_of(s);
     if (flags == 0 && e->captured_on != NULL && e->captured_on->capture != NULL)
         s->capture = e->captured_on->capture; /* joins */
@@ -431,10 +475,12 @@ EXPORT int cuStreamWaitEvent(stream *s, event *e, unsigned flags) {
 /* ---- capture ---- */
 
 EXPORT int cuThreadExchangeStreamCaptureMode(int *mode) {
+    FAILS;
     *mode = 0;
     return 0;
 }
 EXPORT int cuStreamIsCapturing(stream *s, int *status) {
+    FAILS;
     *status = stream_of(s)->capture != NULL;
     return 0;
 }

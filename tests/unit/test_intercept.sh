@@ -199,6 +199,40 @@ mixed() { # one rank has the interposer off: nobody carries, nothing hangs
     return "$status"
 }
 check "one rank alone has it on" mixed
+
+# ---- a driver that fails ----
+# While a communicator is made, and while two ranks agree: NCCL carries, the results are right.
+faults() { # NAME:N...
+    local fault
+    for fault in "$@"; do
+        RANK_LIMIT=20 ranks accelerate 2 random 12 "${least[@]}" EP_OVERLAP_INTERPOSE_LEAST=1 FAKE_CUDA_FAIL="$fault" || {
+            echo "$fault"
+            cat "$work"/out.*
+            return 1
+        }
+    done
+}
+check "a driver that fails while a communicator is made" faults cuCtxGetCurrent:1 cuCtxGetStreamPriorityRange:1 \
+    cuStreamCreateWithPriority:2 cuStreamCreateWithPriority:3 cuEventCreate:1 cuEventCreate:3 cuMemHostRegister_v2:1 \
+    cuMemHostGetDevicePointer_v2:1 cuThreadExchangeStreamCaptureMode:1 cuStreamWaitValue32_v2:1 cuStreamBatchMemOp_v2:1
+check "a driver that fails while two ranks agree" faults cuPointerGetAttribute:1 cuPointerGetAttribute:4 cuIpcGetMemHandle:1 \
+    cuIpcGetMemHandle:2 cuIpcOpenMemHandle_v2:1 cuIpcOpenMemHandle_v2:2 cuCtxPushCurrent_v2:1 cuCtxPushCurrent_v2:4 \
+    cuStreamIsCapturing:1
+check "a driver that fails at the end" faults cuIpcCloseMemHandle:1 cuMemHostUnregister:1 cuEventQuery:1
+# On the stream nobody can take it back: the rank that it fails in hears it, from the call that does it.
+told() { # NAME:N...
+    local fault
+    for fault in "$@"; do
+        if RANK_LIMIT=3 ranks accelerate 2 random 40 "${least[@]}" EP_OVERLAP_INTERPOSE_LEAST=1 FAKE_CUDA_FAIL="$fault" ||
+            ! grep -q 'ncclGroupEnd.*: 1,\|ncclAlltoAll.*: 1,' "$work/out.0" ||
+            ! grep -q 'ep-overlap: rank 0 of 2: .*CUDA_ERROR_FAKE' "$work/out.0"; then
+            echo "$fault"
+            cat "$work"/out.*
+            return 1
+        fi
+    done
+}
+check "a driver that fails on the stream" told cuStreamBatchMemOp_v2:4 cuMemcpyAsync:5 cuEventRecord:3
 check "nothing is left in shared memory" test -z "$(find /dev/shm -user "$(id -u)" -name 'ep-overlap-*' -newer "$work/exported" 2>/dev/null)"
 
 # ---- another NCCL: older than us, private to a library ----
