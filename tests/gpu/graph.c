@@ -491,12 +491,13 @@ static void run_errors(job *j, bool threads, int ranks) {
 
 /* From before the limit's end until every rank has long been told. */
 static void run_margins(job *j, bool threads, int ranks) {
-    static const double ms[] = {1, 2, 3, 0, 4, 6, -1, -2, 9, 15, 40, -20};
-    for (int i = 0; i < (int)(sizeof ms / sizeof *ms) && ranks > 1; i++) {
-        j->s = some_setup(ranks, i % 3 ? 7 : 2, 2); /* bf16 in 4 chunks, fp16 serial */
+    static const double ms[] = {1, 3, 0, 2, 5, -1, 12};
+    for (int i = 0; i < 2 * (int)(sizeof ms / sizeof *ms) && ranks > 1; i++) {
+        j->s = some_setup(ranks, i / 2 % 3 == 1 ? 9 : i / 2 % 3 ? 7 : 2, 2);
         j->s.fault = FAULT_MARGIN;
-        j->s.margin_s = 1e-3 * ms[i];
-        run_case(j, threads, "a peer at the limit");
+        j->s.margin_s = 1e-3 * ms[i / 2];
+        j->s.called = i % 2;
+        run_case(j, threads, j->s.called ? "(calls) a peer at the limit" : "a peer at the limit");
     }
 }
 

@@ -28,6 +28,7 @@ typedef struct setup {
     int chunks, replays;
     fault fault;
     double margin_s; /* FAULT_MARGIN: so long behind the limit */
+    bool called;     /* ... to calls, not to a replay */
     bool timed;
     bool own;     /* dispatch and combine, between them a copy as the caller's experts */
     bool copying; /* a layer whose experts are that copy */
