@@ -79,12 +79,12 @@ void *moe_pack(const float *v, size_t count, epo_dtype type) {
     }
     uint16_t *out = moe_calloc(count, sizeof *out);
     for (size_t i = 0; i < count; i++)
-        out[i] = moe_to_bf16(v[i]);
+        out[i] = moe_to_half(v[i], type);
     return out;
 }
 
 float moe_unpack(const void *v, size_t i, epo_dtype type) {
-    return type == EPO_F32 ? ((const float *)v)[i] : moe_from_bf16(((const uint16_t *)v)[i]);
+    return type == EPO_F32 ? ((const float *)v)[i] : moe_from_half(((const uint16_t *)v)[i], type);
 }
 
 static size_t type_size(epo_dtype type) { return type == EPO_F32 ? 4 : 2; }

@@ -35,10 +35,41 @@ float moe_from_bf16(uint16_t x) {
     return f;
 }
 
+static uint16_t to_f16(float x) {
+    const double size = fabs((double)x);
+    const uint16_t sign = signbit(x) ? 0x8000 : 0;
+    int exponent = 0;
+    if (isnan(x))
+        return 0x7e00;
+    if (size >= 65520)
+        return sign | 0x7c00;
+    if (size < ldexp(1, -14))
+        return (uint16_t)(sign | (int)nearbyint(ldexp(size, 24)));
+    (void)frexp(size, &exponent); /* a mantissa that rounds up carries into the exponent */
+    return (uint16_t)(sign |
+                      (((exponent + 13) << 10) + (int)nearbyint(ldexp(size, 11 - exponent))));
+}
+
+static float from_f16(uint16_t x) {
+    const int exponent = x >> 10 & 31, mantissa = x & 0x3ff;
+    const double size = exponent == 31  ? (mantissa != 0 ? (double)NAN : (double)INFINITY)
+                        : exponent == 0 ? ldexp(mantissa, -24)
+                                        : ldexp(mantissa + 0x400, exponent - 25);
+    return (float)(x & 0x8000 ? -size : size);
+}
+
+uint16_t moe_to_half(float x, epo_dtype type) {
+    return type == EPO_F16 ? to_f16(x) : moe_to_bf16(x);
+}
+
+float moe_from_half(uint16_t x, epo_dtype type) {
+    return type == EPO_F16 ? from_f16(x) : moe_from_bf16(x);
+}
+
 /* -1..1 */
 static float value(const moe_case *c, uint64_t *state) {
     float f = (float)moe_random(state) / 2147483648.0F - 1.0F;
-    return c->type == EPO_F32 ? f : moe_from_bf16(moe_to_bf16(f));
+    return c->type == EPO_F32 ? f : moe_from_half(moe_to_half(f, c->type), c->type);
 }
 
 static float *values(const moe_case *c, uint64_t *state, size_t count, float scale) {
@@ -46,7 +77,7 @@ static float *values(const moe_case *c, uint64_t *state, size_t count, float sca
     for (size_t i = 0; i < count; i++) {
         v[i] = scale * value(c, state);
         if (c->type != EPO_F32)
-            v[i] = moe_from_bf16(moe_to_bf16(v[i]));
+            v[i] = moe_from_half(moe_to_half(v[i], c->type), c->type);
     }
     return v;
 }

@@ -70,6 +70,9 @@ uint32_t moe_random(uint64_t *state);
 /* Rounded to nearest even, as the engine does. */
 uint16_t moe_to_bf16(float x);
 float moe_from_bf16(uint16_t x);
+/* The same for either 16-bit type. */
+uint16_t moe_to_half(float x, epo_dtype type);
+float moe_from_half(uint16_t x, epo_dtype type);
 void *moe_calloc(size_t count, size_t size);
 
 #endif
