@@ -4,13 +4,14 @@
  * What costs time is kept: a group serves a block of layers, a buffer ten of them, a rank's arrays
  * all; while the GPUs work, each rank's thread makes the reference.
  *
- *   bulk LAYERS [SEED [RANKS [SECONDS [PROCESSES [GROUPS]]]]]
+ *   bulk LAYERS [SEED [RANKS [SECONDS [PROCESSES [GROUPS [edges]]]]]]
  *
  * RANKS 0: 1, 2 and 4 in turns.  Block b of BLOCK layers follows from SEED + b alone, and is
  * run again by itself with `bulk BLOCK (SEED + b) RANKS`.  Blocks are shared out to as many
  * GROUPS in each process (1); no buffer begins after SECONDS.  Several groups in one process may
  * wait for each other until the limit: their streams share hardware queues, and who frees a window
  * waits for its GPU with the driver's lock held, which all ranks want that are threads.
+ * edges: widths of 1 and others that nothing divides, 32 experts a token, capacities of 0 and 1.
  */
 #include "fixture.h"
 
@@ -25,7 +26,8 @@ enum {
     MAX_HIDDEN = 96,
     MAX_FFN = 64,
     MAX_TOKENS = 40,
-    MAX_TOP_K = 6,
+    MAX_TOP_K = 32,
+    USUAL_TOP_K = 6,
     MAX_WEIGHTS = MAX_LOCAL * MAX_HIDDEN * MAX_FFN
 };
 /* What every layer's arrays fit into. */
@@ -42,6 +44,7 @@ typedef struct board {
     _Atomic int layers, failed, blocks, broken;
     _Atomic int by_ranks[MAX_RANKS + 1];
     double until;
+    bool edges;
     _Atomic int64_t ns_group, ns_buffer, ns_layer, ns_reference, ns_wait; /* of all ranks */
 } board;
 
@@ -75,6 +78,20 @@ static void spent(_Atomic int64_t *sum, double since) {
 
 /* ---- what follows from the seed ---- */
 
+static int one_of(const int *values, size_t bytes, uint64_t r) {
+    return values[r % (bytes / sizeof *values)];
+}
+
+static void buffer_edges(ref_case *c, uint64_t r) {
+    static const int hidden[] = {1, 2, 3, 4, 7, 8, 9, 12, 20, 33, 65, 95};
+    static const int top_k[] = {1, 2, 8, 31, 32}, tokens[] = {1, 2, 3, 5, 17, 33};
+    c->hidden = one_of(hidden, sizeof hidden, r >> 20);
+    c->top_k = one_of(top_k, sizeof top_k, r >> 32);
+    c->tokens = one_of(tokens, sizeof tokens, r >> 40);
+    if (c->capacity >= 0)
+        c->capacity = (int)((r >> 52) % 3);
+}
+
 /* The buffer's part of layer i. */
 static ref_case buffer_case(const block *k, int i) {
     static const epo_dtype types[] = {EPO_F32, EPO_BF16, EPO_F16};
@@ -85,13 +102,15 @@ static ref_case buffer_case(const block *k, int i) {
     c.experts = k->ranks * (1 + (int)((r >> 8) % MAX_LOCAL));
     c.experts += c.experts == 1;
     c.hidden = (r >> 16) % 4 == 3 ? 20 + (int)((r >> 20) % 30) : 16 * (1 + (int)((r >> 20) % 6));
-    c.top_k = 1 + (int)((r >> 32) % (uint64_t)(c.experts < MAX_TOP_K ? c.experts : MAX_TOP_K));
+    c.top_k = 1 + (int)((r >> 32) % (uint64_t)(c.experts < USUAL_TOP_K ? c.experts : USUAL_TOP_K));
     c.tokens = 1 + (int)((r >> 40) % MAX_TOKENS);
     if ((r >> 50) % 3 == 0) {
         c.capacity = (int)((r >> 52) % (uint64_t)(2 * c.tokens * c.top_k / c.experts + 2));
         c.overflow = (r >> 60) % 2 ? EPO_OVERFLOW_DROP_WEIGHT : EPO_OVERFLOW_DROP_POSITION;
         c.pad = (r >> 61) % 2 != 0;
     }
+    if (k->b->edges)
+        buffer_edges(&c, r);
     return c;
 }
 
@@ -99,7 +118,10 @@ static ref_case layer_case(const block *k, int i) {
     ref_case c = buffer_case(k, i);
     const uint64_t r = test_random(k->seed, 5000 + (uint64_t)i);
     c.seed = r;
-    c.ffn = r % 4 == 3 ? 10 + (int)((r >> 4) % 30) : 16 * (1 + (int)((r >> 4) % 4));
+    static const int ffn[] = {1, 2, 3, 4, 5, 7, 8, 9, 12, 20, 28, 33, 60, 63};
+    c.ffn = k->b->edges  ? one_of(ffn, sizeof ffn, r >> 4)
+            : r % 4 == 3 ? 10 + (int)((r >> 4) % 30)
+                         : 16 * (1 + (int)((r >> 4) % 4));
     c.wgrad_type = (r >> 12) % 2 ? c.type : EPO_F32;
     c.routing = (ref_routing)((r >> 16) % REF_ROUTINGS);
     c.tokens = 1 + (int)((r >> 20) % (uint64_t)c.tokens);
@@ -391,7 +413,8 @@ static double each(int64_t ns, int layers) { return layers > 0 ? 1e-6 * (double)
 
 int main(int argc, char **argv) {
     if (argc < 2) {
-        fprintf(stderr, "usage: bulk LAYERS [SEED [RANKS [SECONDS [PROCESSES [GROUPS]]]]]\n");
+        fprintf(stderr,
+                "usage: bulk LAYERS [SEED [RANKS [SECONDS [PROCESSES [GROUPS [edges]]]]]]\n");
         return 2;
     }
     const int layers = (int)strtol(argv[1], NULL, 10);
@@ -416,6 +439,7 @@ int main(int argc, char **argv) {
     fflush(stdout);
     bool ended = true;
     b->until = start + limit;
+    b->edges = argc > 7 && strcmp(argv[7], "edges") == 0;
     for (int i = 0; i < workers; i++)
         if (fork() == 0) {
             if (i % 2) /* all rows by copy engines */
@@ -428,7 +452,7 @@ int main(int argc, char **argv) {
     const int done = atomic_load(&b->layers), failed = atomic_load(&b->failed);
     const int broken = atomic_load(&b->broken);
     char name[64], text[400];
-    snprintf(name, sizeof name, "bulk, %d random layers", done);
+    snprintf(name, sizeof name, "bulk, %d random layers%s", done, b->edges ? ", edges" : "");
     snprintf(
         text, sizeof text,
         "%d of %d layers in %.1f s (1 rank %d, 2 ranks %d, 4 ranks %d); %d wrong, %d broken; ms "

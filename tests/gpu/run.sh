@@ -16,7 +16,8 @@
 #   near       the same for flex, own rows expanded beside the others' way however
 #              few they are                                        1 GPU or more
 #   graph      plan, forward and backward in a CUDA graph, replayed   1 GPU or more
-#   bulk       10,000 random small layers (EPO_GPU_LAYERS)            1 GPU or more
+#   bulk       10,000 random small layers (EPO_GPU_LAYERS), and 2,000  1 GPU or more
+#              of shapes at the edges
 #   dense      ep-train's dense parts against the CPU's               1 GPU
 #   processes  the same, ranks as processes over CUDA IPC            1 GPU or more
 #   nccl       the same, peers by ncclSend and ncclRecv; ranks that    1 GPU or more
@@ -244,7 +245,10 @@ for phase in $phases; do
             CUDA_DEVICE_MAX_CONNECTIONS=1 run graph-connections1 60 "$build/graph" threads 2 10 bits own errors
             CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0} run graph-shared 60 "$build/graph" processes 2 4 bits own errors
             ;;
-        bulk) run bulk 80 "$build/bulk" "${EPO_GPU_LAYERS:-10000}" "${seed:-0x1000}" 0 70 ;;
+        bulk)
+            run bulk 80 "$build/bulk" "${EPO_GPU_LAYERS:-10000}" "${seed:-0x1000}" 0 70
+            run edges 30 "$build/bulk" 2000 "${seed:-0x1000}" 0 20 1 1 edges
+            ;;
         dense) run dense 30 "$build/dense" ${seed:+"$seed"} ;;
         wire)
             run wire2 60 "$build/layer" threads 2 "$cases" "${seed:-0x8e4}" 9 e4m3
