@@ -14,7 +14,7 @@ for mpi in none pmi2; do t srun -n2 --mpi=$mpi --ep-overlap=on printenv EP_OVERL
 echo "== multi"; t srun -n3 --ep-overlap=on --multi-prog $work/multi
 echo "== overlap"; t salloc -Q -n1 srun --overlap --ep-overlap=on bash -c "srun --overlap printenv EP_OVERLAP_DECISION; srun --overlap --ep-overlap=on printenv EP_OVERLAP_DECISION LD_PRELOAD"'
     between '== pty' '== mpi'
-    times 1 '^\(^@\)\?on.\?$' # a terminal's line ends otherwise, and may echo what ended its input
+    times 1 '^\(\^@\)\?on.\?$' # a terminal's line ends otherwise, and may echo what ended its input
     has 'rc 0'
     between '== mpi' '== multi'
     times 4 '^on$'

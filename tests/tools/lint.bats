@@ -48,6 +48,7 @@ for rule in r["rules"]:
 END
     done <<'END'
 0|0 0 0||
+0|0 0 0|--strict|
 0|0 0 1||--moe-shared-expert-intermediate-size 512
 0|0 1 0||--global-batch-size 16
 1|0 1 0|--strict|--global-batch-size 16
