@@ -4,6 +4,7 @@
 #include "core/config_read.h"
 #include "core/env_list.h"
 #include "core/hostlist.h"
+#include "core/version.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -151,14 +152,24 @@ static epo_status read_unknown(const struct reader *reader, const config_setting
     return config_read_word(reader, setting, words, field);
 }
 
+static epo_status read_least(const struct reader *reader, const config_setting_t *setting,
+                             void *field) {
+    epo_pep440 version;
+    epo_status status = config_read_text(reader, setting, field);
+    if (status == EPO_OK && epo_pep440_parse(*(char **)field, &version) != EPO_OK)
+        status = config_fail(reader, setting, "%s: found \"%s\", a version is expected (\"12.4\")",
+                             config_setting_name(setting), *(char **)field);
+    return status;
+}
+
 static epo_status read_minimum(const struct reader *reader, const config_setting_t *setting,
                                void *field) {
     static const struct config_key keys[] = {
-        {"driver", config_read_text, offsetof(struct epo_checks, driver)},
-        {"cuda", config_read_text, offsetof(struct epo_checks, cuda)},
-        {"nccl", config_read_text, offsetof(struct epo_checks, nccl)},
-        {"torch", config_read_text, offsetof(struct epo_checks, torch)},
-        {"te", config_read_text, offsetof(struct epo_checks, te)},
+        {"driver", read_least, offsetof(struct epo_checks, driver)},
+        {"cuda", read_least, offsetof(struct epo_checks, cuda)},
+        {"nccl", read_least, offsetof(struct epo_checks, nccl)},
+        {"torch", read_least, offsetof(struct epo_checks, torch)},
+        {"te", read_least, offsetof(struct epo_checks, te)},
         {NULL, NULL, 0}};
     return config_read_group(reader, setting, keys, field);
 }
@@ -349,8 +360,9 @@ epo_status epo_config_parse(const char *text, const char *path, struct epo_confi
     config_init(&file);
     epo_status status = epo_config_builtin(&made);
     if (status == EPO_OK && config_read_string(&file, text) != CONFIG_TRUE)
-        status = epo_fail(EPO_E_ARG, "%s:%d: %s", path, config_error_line(&file),
-                          config_error_text(&file));
+        status = epo_fail(EPO_E_ARG,
+                          "%s:%d: %s; see ep_overlap.conf(5): NAME = VALUE; and NAME = { ... };",
+                          path, config_error_line(&file), config_error_text(&file));
     if (status == EPO_OK)
         status = parse_into(&file, &reader, made);
     config_destroy(&file);

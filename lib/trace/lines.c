@@ -54,6 +54,12 @@ static epo_status open_file(const char *path, epo_lines *l) {
 static epo_status sniff(epo_lines *l) {
     epo_status status = refill(l);
     size_t seen = l->block_length < SNIFF ? l->block_length : SNIFF;
+    static const char *const packed[] = {"\x1f\x8b", "\x28\xb5\x2f\xfd", "\xfd\x37zXZ"};
+    for (size_t i = 0; i < sizeof packed / sizeof *packed && status == EPO_OK; i++)
+        if (seen >= strlen(packed[i]) && memcmp(l->block, packed[i], strlen(packed[i])) == 0)
+            return epo_fail(
+                EPO_E_ARG, "%s: is compressed: give its text on standard input (zcat FILE | ... -)",
+                l->path);
     const char *zero = status == EPO_OK ? memchr(l->block, '\0', seen) : NULL;
     if (zero != NULL)
         return epo_fail(EPO_E_ARG, "%s: byte %zu is zero: this is not a text file", l->path,

@@ -104,6 +104,12 @@ END
     run "$tool" doctor - < <(head -c 100 /dev/zero)
     [ "$status" -eq 3 ]
     [[ $output == *"standard input: byte 1 is zero"* ]]
+    printf 'iteration 1/ 2 |\n' | gzip >log.gz
+    for command in doctor report lint; do
+        run "$tool" "$command" log.gz
+        [ "$status" -eq 3 ]
+        [[ $output == *"log.gz: is compressed: give its text on standard input"* ]]
+    done
 }
 
 @test "a trace that is an array, a log that begins with a bracket" {

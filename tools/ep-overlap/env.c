@@ -117,6 +117,8 @@ static bool is_plain(const char *text, const char *also) {
     return true;
 }
 
+#define KNOWN_GPUS "; known are a100, h100, h200, gh200, b200, b300, gb200, gb300 and their like"
+
 static int check_choices(const env_work *w) {
     static const char *const dispatchers[] = {"alltoall",      "flex",        "flex:deepep",
                                               "flex:hybridep", "flex:ncclep", NULL};
@@ -125,11 +127,14 @@ static int check_choices(const env_work *w) {
     if (w->dispatcher == NULL || w->gpu == NULL || w->ep == NULL)
         return epo_tool_usage("env", "--dispatcher, --gpu and --ep are needed");
     if (!is_plain(w->gpu, "-_"))
-        return epo_tool_usage("env", "unknown GPU \"%s\"", w->gpu);
+        return epo_tool_usage("env", "unknown GPU \"%s\"" KNOWN_GPUS, w->gpu);
     while (*d != NULL && strcmp(*d, w->dispatcher) != 0)
         d++;
     if (*d == NULL)
-        return epo_tool_usage("env", "unknown dispatcher \"%s\"", w->dispatcher);
+        return epo_tool_usage("env",
+                              "unknown dispatcher \"%s\"; they are alltoall, flex, flex:deepep, "
+                              "flex:hybridep and flex:ncclep",
+                              w->dispatcher);
     while (*f != NULL && strcmp(*f, w->format) != 0)
         f++;
     if (*f == NULL)
@@ -269,7 +274,7 @@ static int run(env_work *w) {
         return status;
     epo_status made = fill_facts(w);
     if (made == EPO_OK && epo_facts_find(w->facts, "gpu_major") == NULL)
-        return epo_tool_usage("env", "unknown GPU \"%s\"", w->gpu);
+        return epo_tool_usage("env", "unknown GPU \"%s\"" KNOWN_GPUS, w->gpu);
     if (made == EPO_OK)
         made = epo_launch_environment(w->facts, w->variable, &w->count);
     if (made != EPO_OK)

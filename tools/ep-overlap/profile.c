@@ -150,7 +150,10 @@ static epo_status load(profile_file *f, const char *path, const profile_options 
     f->from = INT64_MIN;
     f->to = INT64_MAX;
     if (!epo_profile_extent(f->profile, &f->first, &f->last) && f->facts.graph_launches == 0)
-        return epo_fail(EPO_E_ARG, "%s: no kernel and no copy was recorded", path);
+        return epo_fail(EPO_E_ARG,
+                        "%s: no kernel and no copy was recorded: record CUDA activity too "
+                        "(ProfilerActivity.CUDA, nsys profile -t cuda)",
+                        path);
     if (o->has_range) {
         f->from = after(f->first, o->from);
         f->to = after(f->first, o->to);

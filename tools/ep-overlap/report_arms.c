@@ -84,9 +84,10 @@ static epo_status measure(report_arm *arm, epo_window own, const report_options 
                         : o->has_window ? o->window
                                         : epo_log_steady_window(arm->log);
     if (arm->log->count == 0)
-        return epo_fail(
-            EPO_E_ARG, "%s: no iteration line in %llu lines; it must hold \"iteration N/ M | ...\"",
-            arm->path, (unsigned long long)arm->log->lines);
+        return epo_fail(EPO_E_ARG,
+                        "%s: no iteration line in %llu lines; those of Megatron-LM, Bridge, NeMo "
+                        "and ep-train are read (\"iteration N/ M | ...\")",
+                        arm->path, (unsigned long long)arm->log->lines);
     epo_status status = epo_log_stats(arm->log, window, &arm->stats);
     if (status != EPO_OK) {
         char text[EPO_ERROR_MAX];
