@@ -174,6 +174,7 @@ END
     published_sft
     run "$tool" report overlap.log
     [ "$status" -eq 0 ]
+    [[ $output != *baseline* && $output != *throughput\ not* ]] # there is nothing to compare with
     [[ $output == *"window         2-8, 7 lines"* && $output == *"31.3100 .. 50.0000"* ]]
     run --separate-stderr "$tool" report --json base.log overlap.log wgrad.log --window 3-8
     [ "$status" -eq 0 ]

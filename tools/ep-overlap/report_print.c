@@ -20,10 +20,11 @@ static void print_arm(const report *r, size_t index) {
     char allocated[64], reserved[64];
     memory_text(arm->log->peak_allocated, allocated, sizeof allocated);
     memory_text(arm->log->peak_reserved, reserved, sizeof reserved);
-    printf("\n%s%s: %s (%s)\n", arm->name, index == 0 ? " (baseline)" : "", arm->path,
-           epo_log_kind_name(arm->log->kind));
-    printf("  %-14s %lld-%lld, %zu lines\n", "window", (long long)arm->stats.window.first,
-           (long long)arm->stats.window.last, arm->stats.iterations);
+    printf("\n%s%s: %s (%s)\n", arm->name, index == 0 && r->arms > 1 ? " (baseline)" : "",
+           arm->path, epo_log_kind_name(arm->log->kind));
+    printf("  %-14s %lld-%lld, %zu line%s\n", "window", (long long)arm->stats.window.first,
+           (long long)arm->stats.window.last, arm->stats.iterations,
+           arm->stats.iterations == 1 ? "" : "s");
     printf("  %-14s mean %.4f s, median %.4f s, %.4f .. %.4f, deviation %.2f %%\n", "iteration",
            t->mean / 1e3, t->median / 1e3, t->least / 1e3, t->most / 1e3,
            100 * t->deviation / t->mean);
@@ -66,14 +67,14 @@ static void print_differences(const report *r) {
 }
 
 static void print_verdict(const report *r, const report_arm *arm, bool with_violations) {
-    (void)r;
     printf("\n%s: %s\n", arm->name,
            arm->verdict == REPORT_YES  ? "YES"
            : arm->verdict == REPORT_NO ? "NO"
                                        : "nothing against it, not everything decided");
     for (int c = 0; c < REPORT_CRITERIA; c++)
-        printf("  %-10s %-24s %s\n", report_answer_name(arm->finding[c].answer),
-               report_criterion_name((report_criterion)c), arm->finding[c].why);
+        if (r->arms > 1 || (c != REPORT_FASTER && c != REPORT_SOUND)) /* those compare */
+            printf("  %-10s %-24s %s\n", report_answer_name(arm->finding[c].answer),
+                   report_criterion_name((report_criterion)c), arm->finding[c].why);
     for (size_t i = 0; with_violations && i < arm->violations; i++)
         printf("  %-10s %-24s %s\n", epo_severity_name(arm->violated[i].severity),
                arm->violated[i].rule->id, arm->violated[i].rule->remedy);
