@@ -139,6 +139,22 @@ END
     has 'GPUs           8 ('
 }
 
+@test "check: which engines a step gets, and that there is none for GPUs" {
+    site '* h100 1' '' "preload = { path = \"$(pwd -P)/lib/libep_overlap.so\"; };"
+    mkdir -p lib/ep-overlap
+    check
+    has "engines        none, in $(pwd -P)/lib/ep-overlap (none for GPUs: configure --with-cuda"
+    touch lib/ep-overlap/engine_host.so
+    check
+    has "engines        host, in $(pwd -P)/lib/ep-overlap (none for GPUs"
+    touch lib/ep-overlap/engine_cuda.so
+    check
+    has "engines        host, cuda, in $(pwd -P)/lib/ep-overlap"
+    [[ $output != *'none for GPUs'* ]]
+    check --json
+    [[ $output == *'"engine_cuda": true'* ]]
+}
+
 @test "check --show: settings with their sources; --json is JSON" {
     site '* h100 2' '' 'defaults = { dispatcher = "flex"; };'
     export SLURM_EP_OVERLAP=on

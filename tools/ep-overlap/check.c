@@ -241,6 +241,7 @@ static int check_run(int argc, char **argv) {
     if (status == EPO_EXIT_FINE) {
         check_versions_find(&c->versions);
         load_config(c, &trust);
+        check_engines_find(&c->versions, c->config != NULL ? c->config->preload_path : NULL);
         decide(c);
         run_probe(c, &trust);
         epo_status judged = judge(c);

@@ -17,7 +17,9 @@ typedef struct check_versions {
     char plugin[CHECK_PATH]; /* by plugstack.conf, else where it was installed */
     char plugstack[CHECK_PATH], config[CHECK_PATH]; /* the file, and its conf= */
     char built_for[32], slurm[64];
-    bool mismatch; /* major.minor differ */
+    bool mismatch;            /* major.minor differ */
+    char engines[CHECK_PATH]; /* the folder that they are looked for in */
+    bool host, cuda;          /* there */
 } check_versions;
 
 typedef struct check {
@@ -37,6 +39,8 @@ typedef struct check {
 
 /* check_versions.c: reads files, and asks Slurm's own commands for their version. */
 void check_versions_find(check_versions *versions);
+/* The engines that the library opens which steps get; `library`: of the site, or NULL. */
+void check_engines_find(check_versions *versions, const char *library);
 /* Where a part of this installation lies: beside this program, or as it was compiled. */
 bool check_own_file(const char *relative, const char *compiled, char path[CHECK_PATH]);
 

@@ -47,6 +47,13 @@ static void print_setup(const check *c) {
            or_unknown(v->built_for));
     printf("  Slurm          %s%s\n", or_unknown(v->slurm),
            v->mismatch ? "  ERROR: another release than the plugin was built for" : "");
+    printf("  engines        %s, in %s%s\n",
+           v->host && v->cuda ? "host, cuda"
+           : v->cuda          ? "cuda"
+           : v->host          ? "host"
+                              : "none",
+           v->engines,
+           v->cuda ? "" : " (none for GPUs: configure --with-cuda, or packages made with -g)");
     printf("  configuration  %s%s\n", c->config_path,
            c->config == NULL         ? ""
            : c->config->path == NULL ? " (not there: built-in values)"
@@ -179,6 +186,9 @@ static void json_setup(epo_json *json, const check *c) {
     epo_json_text(json, "plugin_slurm", v->built_for[0] != '\0' ? v->built_for : NULL);
     epo_json_text(json, "slurm", v->slurm[0] != '\0' ? v->slurm : NULL);
     epo_json_bool(json, "slurm_matches", !v->mismatch);
+    epo_json_text(json, "engines", v->engines);
+    epo_json_bool(json, "engine_host", v->host);
+    epo_json_bool(json, "engine_cuda", v->cuda);
     epo_json_text(json, "configuration", c->config_path);
     epo_json_text(json, "configuration_error", c->config == NULL ? c->config_error : NULL);
     epo_json_end(json, '}');

@@ -166,3 +166,21 @@ void check_versions_find(check_versions *v) {
                   sscanf(v->built_for, "%3u.%3u", &built[0], &built[1]) == 2 &&
                   (here[0] != built[0] || here[1] != built[1]);
 }
+
+static bool has_engine(const char *folder, const char *name) {
+    char path[CHECK_PATH];
+    return probe_join(path, folder, name) && access(path, R_OK) == 0;
+}
+
+void check_engines_find(check_versions *v, const char *library) {
+    char folder[CHECK_PATH];
+    if (library != NULL) {
+        snprintf(folder, sizeof folder, "%s", library);
+        probe_up(folder);
+        if (!probe_join(v->engines, folder, "ep-overlap"))
+            return;
+    } else if (!check_own_file("lib/ep-overlap", EP_ENGINES, v->engines))
+        snprintf(v->engines, sizeof v->engines, "%s", EP_ENGINES);
+    v->host = has_engine(v->engines, "engine_host.so");
+    v->cuda = has_engine(v->engines, "engine_cuda.so");
+}
