@@ -14,6 +14,11 @@ Downloads nothing. ep-overlap-slurm is for the Slurm release whose headers are
 installed here (libslurm-dev), and the packages' version says so: build them
 once per release, on or in a root of that distribution.
 
+  -g DIR       with the engine for NVIDIA GPUs, by the CUDA Toolkit in DIR (12.4 or
+               newer; /usr/local/cuda) and, for communication beyond one host, the
+               header of NCCL where it is found; else the packages hold the engine
+               for machines without GPUs alone
+  -a LIST      GPU architectures to compile for, "80 90a" [what configure takes]
   -t TARBALL   a tarball that is there already (ep-overlap-VERSION.tar.xz)
   -c           run the unit tests as a part of it
   --help       this text
@@ -22,10 +27,12 @@ END
 
 fail() { echo "build-deb.sh: $*" >&2 && exit 1; }
 
-tarball='' options=nocheck
+tarball='' options=nocheck EPO_CUDA='' EPO_CUDA_ARCH=''
 while [ $# -gt 0 ]; do
     case $1 in
     -t) [ $# -ge 2 ] || { usage >&2 && exit 2; } && tarball=$(realpath -e -- "$2") && shift 2 || exit 2 ;;
+    -g) [ $# -ge 2 ] || { usage >&2 && exit 2; } && EPO_CUDA=$2 && shift 2 ;;
+    -a) [ $# -ge 2 ] || { usage >&2 && exit 2; } && EPO_CUDA_ARCH=$2 && shift 2 ;;
     -c) options='' && shift ;;
     --help | -h) usage && exit 0 ;;
     -*) usage >&2 && exit 2 ;;
@@ -33,6 +40,8 @@ while [ $# -gt 0 ]; do
     esac
 done
 [ $# = 1 ] || { usage >&2 && exit 2; }
+[ -z "$EPO_CUDA" ] || [ -x "$EPO_CUDA/bin/nvcc" ] || fail "no CUDA Toolkit in $EPO_CUDA (bin/nvcc)"
+export EPO_CUDA EPO_CUDA_ARCH
 mkdir -p "$1" && output=$(cd "$1" && pwd) || exit 1
 # What is missing, all together.
 need="build-essential debhelper dpkg-dev xz-utils pkg-config libconfig-dev libopenblas-dev libslurm-dev libsqlite3-dev libyajl-dev libyaml-dev slurm-client"

@@ -13,6 +13,11 @@ from it and puts them, with the spec file, into the folder OUTPUT. Downloads
 nothing. ep-overlap-slurm is for the Slurm release whose headers are installed
 here, and the packages' release says so: build them once per release.
 
+  -g DIR       with the engine for NVIDIA GPUs, by the CUDA Toolkit in DIR (12.4 or
+               newer; /usr/local/cuda) and, for communication beyond one host, the
+               header of NCCL where it is found; else the packages hold the engine
+               for machines without GPUs alone
+  -a LIST      GPU architectures to compile for, "80 90a" [what configure takes]
   -t TARBALL   a tarball that is there already (ep-overlap-VERSION.tar.xz)
   -p DIR       Slurm's plugin folder [%{_libdir}/slurm]
   -f           do not look whether the build's packages are installed as RPMs:
@@ -23,10 +28,12 @@ END
 
 fail() { echo "build-rpm.sh: $*" >&2 && exit 1; }
 
-tarball='' more=()
+tarball='' cuda='' more=()
 while [ $# -gt 0 ]; do
     case $1 in
     -t) [ $# -ge 2 ] || { usage >&2 && exit 2; } && tarball=$(realpath -e -- "$2") && shift 2 || exit 2 ;;
+    -g) [ $# -ge 2 ] || { usage >&2 && exit 2; } && cuda=$2 && more+=(--define "cuda $2") && shift 2 ;;
+    -a) [ $# -ge 2 ] || { usage >&2 && exit 2; } && more+=(--define "cuda_arch $2") && shift 2 ;;
     -p) [ $# -ge 2 ] || { usage >&2 && exit 2; } && more+=(--define "slurm_plugindir $2") && shift 2 ;;
     -f) more+=(--nodeps) && shift ;;
     --help | -h) usage && exit 0 ;;
@@ -35,6 +42,7 @@ while [ $# -gt 0 ]; do
     esac
 done
 [ $# = 1 ] || { usage >&2 && exit 2; }
+[ -z "$cuda" ] || [ -x "$cuda/bin/nvcc" ] || fail "no CUDA Toolkit in $cuda (bin/nvcc)"
 mkdir -p "$1" && output=$(cd "$1" && pwd) || exit 1
 command -v rpmbuild >/dev/null || fail "rpmbuild was not found (rpm-build; Debian and Ubuntu: rpm)"
 slurm=$(printf '#include <slurm/slurm_version.h>\nversion SLURM_VERSION_NUMBER\n' | ${CC:-cc} -E -P - 2>/dev/null | awk '/^version/ { print $2 }')
