@@ -3,6 +3,7 @@
 
 #include "core/status.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -137,12 +138,20 @@ static bool take(epo_lines *l, size_t *length) {
 }
 
 static void clean(char *line, size_t *length) {
+    size_t kept = 0;
     while (*length > 0 && line[*length - 1] == '\r')
         --*length;
-    for (size_t i = 0; i < *length; i++)
-        if ((unsigned char)line[i] < 0x20 && line[i] != '\t')
-            line[i] = ' ';
-    line[*length] = '\0';
+    for (size_t i = 0; i < *length; i++) {
+        unsigned char c = (unsigned char)line[i];
+        if (c == 0x1b && i + 1 < *length && line[i + 1] == '[') { /* a colour: ESC [ 38;2;1 m */
+            for (i += 2; i < *length && (isdigit((unsigned char)line[i]) || line[i] == ';');)
+                i++;
+            continue;
+        }
+        line[kept++] = c < 0x20 && c != '\t' ? ' ' : line[i];
+    }
+    *length = kept;
+    line[kept] = '\0';
 }
 
 const char *epo_lines_next(epo_lines *l, size_t *length) {

@@ -180,6 +180,15 @@ static epo_status feed_iteration(epo_log *log, const char *line, uint64_t number
     return add(log, &it);
 }
 
+static epo_status feed_titan(epo_log *log, const char *line, uint64_t number) {
+    epo_iteration it = no_iteration(0, number);
+    if (!epo_log_titan(line, &it, log))
+        return EPO_OK;
+    if (log->kind == EPO_LOG_UNKNOWN)
+        log->kind = EPO_LOG_TORCHTITAN;
+    return add(log, &it);
+}
+
 static double number_behind(const char *line, const char *label) {
     const char *at = strstr(line, label);
     char *end;
@@ -340,6 +349,8 @@ epo_status epo_log_feed(epo_log *log, const char *line, uint64_t number, epo_dum
         status = feed_ep_train(line, number, setting, context);
     if (status == EPO_OK && !log->dump.inside)
         status = feed_iteration(log, line, number);
+    if (status == EPO_OK && (log->kind == EPO_LOG_UNKNOWN || log->kind == EPO_LOG_TORCHTITAN))
+        status = feed_titan(log, line, number);
     if (status == EPO_OK)
         status = feed_step_time(log, line);
     feed_memory(log, line);
@@ -404,7 +415,7 @@ epo_status epo_log_read(const char *path, epo_progress *progress, void *progress
 }
 
 const char *epo_log_kind_name(epo_log_kind kind) {
-    static const char *const names[] = {"unknown", "Megatron-LM", "Megatron-Bridge", "NeMo",
-                                        "ep-train"};
+    static const char *const names[] = {"unknown", "Megatron-LM", "Megatron-Bridge",
+                                        "NeMo",    "ep-train",    "torchtitan"};
     return names[kind];
 }

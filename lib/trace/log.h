@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * log.h - training logs of Megatron-LM, Megatron-Bridge, NeMo and ep-train.
+ * log.h - training logs of Megatron-LM, Megatron-Bridge, NeMo, torchtitan and ep-train.
  *
  * An iteration line holds "iteration N/ M" and fields "name: value" between bars,
  * in any order, with or without what launchers put before it.  A field that is
@@ -36,7 +36,8 @@ typedef enum epo_log_kind {
     EPO_LOG_MEGATRON_LM,
     EPO_LOG_BRIDGE,
     EPO_LOG_NEMO,
-    EPO_LOG_EP_TRAIN
+    EPO_LOG_EP_TRAIN,
+    EPO_LOG_TORCHTITAN
 } epo_log_kind;
 
 /* Something that makes the iterations around it unlike the others. */
@@ -70,6 +71,8 @@ typedef struct epo_log {
     char failure[160];
     double *step_time, *step_tflops; /* Bridge's "Step Time" lines, in order */
     size_t step_count, step_room;
+    double clock; /* torchtitan: when the step before was printed, and which it was; 0: none */
+    int64_t clock_step;
     epo_log_event event[EPO_LOG_EVENTS_MAX];
     size_t events;
     epo_dump dump; /* the configuration, if it was printed */
@@ -92,6 +95,8 @@ epo_status epo_log_feed(epo_log *log, const char *line, uint64_t number, epo_dum
 /* What only the whole log tells: NaN losses, times printed by another rank. */
 void epo_log_finish(epo_log *log);
 epo_log *epo_log_create(void);
+/* True if `line` is torchtitan's: fills `iteration`. */
+bool epo_log_titan(const char *line, epo_iteration *iteration, epo_log *log);
 /* Reads "name: value" between bars into `iteration`; true if a field was known. */
 bool epo_log_field(const char *name, size_t length, const char *value, epo_iteration *iteration,
                    epo_log *log);

@@ -182,6 +182,21 @@ END
     [[ $output == *'"speedup": 1.317470457'* ]]
 }
 
+@test "torchtitan's logs, coloured or not, are compared by the clock of their lines" {
+    for arm in base:500 on:400; do
+        python3 - "${arm#*:}" >"${arm%:*}.log" <<'END'
+import sys
+for step in range(1, 21):
+    ms = 1000 + step * int(sys.argv[1])
+    print(f"[rank0]:[titan] 2026-07-17 12:00:{ms // 1000:02},{ms % 1000:03} - root - INFO - \033[31mstep: {step:2}  "
+          f"\033[32mloss:  {8 - step / 10:.5f}  \033[38;2;180;60;0mgrad_norm:  3.7  memory:  3.87GiB(2.17%)  "
+          f"tps: {4096 * 1000 // int(sys.argv[1]):,}  tflops: 39.59  mfu: N/A\033[39m")
+END
+    done
+    run "$tool" report base.log on.log --window 3-20
+    [[ $output == *"base.log (torchtitan)"*"mean 0.5000 s"*"1.250x"*"identical as printed, 20 iterations"* ]]
+}
+
 @test "unreadable, empty, binary, without iterations: status 3, and why" {
     run "$tool" report missing.log
     [ "$status" -eq 3 ]

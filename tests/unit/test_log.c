@@ -43,6 +43,35 @@ static void each_framework_is_read(void) {
     epo_log_destroy(log);
 }
 
+static void torchtitan_is_read(void) {
+    static const char *const lines[] = {
+        "[titan] 2026-07-17 12:05:18,271 - root - INFO - Training starts at step 1, with local "
+        "batch size 8, global batch size 16, sequence length 2048, total steps 30 (warmup 2)",
+        "[rank0]:[titan] 2026-07-17 12:05:19,271 - root - INFO - step:  1  loss:  7.98741  "
+        "grad_norm:  3.7610  memory:  3.87GiB(2.17%)  tps: 589  tflops: 0.32  mfu: N/A",
+        "[rank1]:[titan] 2026-07-17 12:05:19,275 - root - INFO - step:  1  loss:  7.98741  "
+        "grad_norm:  3.7610  memory:  3.90GiB(2.17%)  tps: 588  tflops: 0.32  mfu: N/A",
+        "[titan] 2026-07-17 23:59:59,900 - root - INFO - step: 10  loss:  "
+        "6.09081  grad_norm:  4.2098  memory:  4.26GiB(2.39%)  "
+        "tps: 72,915  tflops: 1,239.59  mfu: 13.99%",
+        "[titan] 2026-07-18 00:00:04,900 - root - INFO - step: 20  loss:      nan  grad_norm:  "
+        "3.2568  memory:  4.20GiB(2.40%)  tps: 75,562  tflops: 41.03  mfu: N/A",
+        "[titan] 2026-07-18 00:00:09,900 - root - INFO - a word of the step: nothing",
+        NULL};
+    epo_log *log = read_lines(lines);
+    CU_ASSERT_EQUAL(log->kind, EPO_LOG_TORCHTITAN);
+    CU_ASSERT_EQUAL_FATAL(log->count, 3);
+    CU_ASSERT(log->planned == 30 && log->duplicates == 1);
+    CU_ASSERT(isnan(log->iteration[0].time_ms) && same(log->iteration[0].tokens, 589));
+    const epo_iteration *it = &log->iteration[1];
+    CU_ASSERT(it->number == 10 && same(it->tokens, 72915) && same(it->tflops, 1239.59));
+    CU_ASSERT(same(it->loss, 6.09081) && same(it->grad_norm, 4.2098));
+    CU_ASSERT(fabs(it->time_ms - 42880629.0 / 9) < 1e-3); /* 11:54:40.629 for nine steps */
+    CU_ASSERT(fabs(log->iteration[2].time_ms - 500) < 1e-3 && log->iteration[2].no_loss);
+    CU_ASSERT(same(log->peak_reserved, 4.26 * 1073741824.0));
+    epo_log_destroy(log);
+}
+
 static void nemo_is_read(void) {
     static const char *const lines[] = {
         "[2025-10-17T11:32:59+08:00] Training epoch 0, iteration 45/99 | lr: 6.897e-06 | "
@@ -445,6 +474,7 @@ static void ep_train_tells_its_settings(void) {
 int main(void) {
     const CU_TestInfo tests[] = {
         {"Megatron-LM is read", each_framework_is_read},
+        {"torchtitan is read", torchtitan_is_read},
         {"NeMo is read", nemo_is_read},
         {"Bridge's times may come from another rank", bridge_times_may_come_from_another_rank},
         {"ep-train tells its settings", ep_train_tells_its_settings},

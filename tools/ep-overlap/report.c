@@ -11,7 +11,7 @@
 
 static const char help[] =
     "usage: ep-overlap report [OPTIONS] [NAME=]LOG[@A-B]...\n\n"
-    "Reads training logs of Megatron-LM, Megatron-Bridge, NeMo and ep-train.  One\n"
+    "Reads training logs of Megatron-LM, Bridge, NeMo, torchtitan and ep-train.  One\n"
     "log: its figures.  Several: an A/B, the first one is the baseline; time and\n"
     "throughput against it, losses compared, and an answer per success criterion.\n"
     "Arms that differ in more than the overlap settings are not compared; the\n"

@@ -72,6 +72,7 @@ static epo_status finish_facts(report_arm *arm) {
     const char *framework = arm->log->kind == EPO_LOG_BRIDGE        ? "bridge"
                             : arm->log->kind == EPO_LOG_MEGATRON_LM ? "megatron-lm"
                             : arm->log->kind == EPO_LOG_EP_TRAIN    ? "ep-train"
+                            : arm->log->kind == EPO_LOG_TORCHTITAN  ? "torchtitan"
                                                                     : "nemo";
     status = epo_facts_set(arm->facts, "framework", framework, arm->path);
     if (status == EPO_OK && arm->log->dump.kind == EPO_DUMP_BRIDGE && arm->log->dump.complete)
@@ -84,10 +85,11 @@ static epo_status measure(report_arm *arm, epo_window own, const report_options 
                         : o->has_window ? o->window
                                         : epo_log_steady_window(arm->log);
     if (arm->log->count == 0)
-        return epo_fail(EPO_E_ARG,
-                        "%s: no iteration line in %llu lines; those of Megatron-LM, Bridge, NeMo "
-                        "and ep-train are read (\"iteration N/ M | ...\")",
-                        arm->path, (unsigned long long)arm->log->lines);
+        return epo_fail(
+            EPO_E_ARG,
+            "%s: no iteration line in %llu lines; those of Megatron-LM, Bridge, NeMo, torchtitan "
+            "and ep-train are read (\"iteration N/ M | ...\")",
+            arm->path, (unsigned long long)arm->log->lines);
     epo_status status = epo_log_stats(arm->log, window, &arm->stats);
     if (status != EPO_OK) {
         char text[EPO_ERROR_MAX];
