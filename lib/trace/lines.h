@@ -27,8 +27,8 @@ epo_status epo_lines_fail(epo_status status, const char *path);
 epo_status epo_lines_open(const char *path, const char *name, epo_progress *progress, void *context,
                           epo_lines **out);
 /* The next line without its end, valid until the next call; zeros and other
- * colours are gone, other control characters but tab became blanks.  NULL at the end or on an error,
- * which epo_lines_status tells. */
+ * control characters but tab became blanks, colours are gone.  NULL at the end or
+ * on an error, which epo_lines_status tells. */
 const char *epo_lines_next(epo_lines *lines, size_t *length);
 uint64_t epo_lines_number(const epo_lines *lines); /* of the line last given, from 1 */
 uint64_t epo_lines_offset(const epo_lines *lines); /* its first byte's, from 0 */
