@@ -18,6 +18,7 @@ ENGINE_AUTO, ENGINE_HOST, ENGINE_CUDA = 0, 1, 2
 
 DISPATCHERS = {None: -1, "alltoall": ALLTOALL, "flex": FLEX}
 ENGINES = {None: ENGINE_AUTO, "auto": ENGINE_AUTO, "host": ENGINE_HOST, "cuda": ENGINE_CUDA}
+WIRES = {None: 0, "rows": 0, "e4m3": 1}
 OVERFLOWS = {"error": 0, "drop_by_weight": 1, "drop_by_position": 2}
 
 ALLGATHER = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t, c_void_p)
@@ -79,6 +80,23 @@ class Routing(_Sized):
                 ("weights", c_void_p)]
 
 
+class PlanInfo(_Sized):
+    _fields_ = [
+        ("size", c_size_t), ("tokens", c_int), ("top_k", c_int), ("rows", c_uint64), ("capacity", c_uint64),
+        ("dropped", c_uint64), ("pad_rows", c_uint64), ("chunks", c_int), ("engines", c_int),
+    ]
+
+
+class Stats(_Sized):
+    _fields_ = [
+        ("size", c_size_t), ("forward_calls", c_uint64), ("backward_calls", c_uint64), ("dispatch_bytes", c_uint64),
+        ("combine_bytes", c_uint64), ("control_bytes", c_uint64), ("local_bytes", c_uint64),
+        ("wgrad_delayed", c_uint64), ("wgrad_hidden", c_uint64), ("memory_bytes", c_uint64),
+        ("memory_peak", c_uint64), ("call_s", c_double), ("caller_bytes", c_uint64), ("dropped_slots", c_uint64),
+        ("padding_bytes", c_uint64), ("node_dispatch_bytes", c_uint64), ("node_combine_bytes", c_uint64),
+    ]
+
+
 class LayerConfig(_Sized):
     _fields_ = [
         ("size", c_size_t), ("experts", c_int), ("hidden", c_int), ("ffn", c_int), ("type", c_int),
@@ -93,12 +111,14 @@ _SIGNATURES = {
     "epo_group_query": [c_void_p, POINTER(GroupInfo)],
     "epo_group_async_error": [c_void_p],
     "epo_group_barrier": [c_void_p],
+    "epo_group_stats": [c_void_p, POINTER(Stats), c_int],
     "epo_group_wgrad_flush": [c_void_p, c_void_p],
     "epo_buffer_bytes": [c_void_p, POINTER(BufferConfig), POINTER(c_uint64)],
     "epo_buffer_create": [c_void_p, POINTER(BufferConfig), POINTER(c_void_p)],
     "epo_buffer_destroy": [c_void_p],
     "epo_plan_create": [c_void_p, POINTER(Routing), c_void_p, POINTER(c_void_p)],
     "epo_plan_rows": [c_void_p, POINTER(c_uint64)],
+    "epo_plan_query": [c_void_p, POINTER(PlanInfo)],
     "epo_plan_experts": [c_void_p, POINTER(c_uint64), POINTER(c_uint64)],
     "epo_dispatch": [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p],
     "epo_combine": [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p],

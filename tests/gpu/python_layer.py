@@ -114,6 +114,47 @@ def check_wrapped(torch, group, x, experts, weights):
     model.moe.close()
 
 
+def check_capacity(torch, group, x, experts, weights):
+    """What is dropped and padded is told, by the plan and by the group's sums."""
+    import ep_overlap
+
+    ranks_capacity = 3
+    buffer = group.buffer(hidden=H, experts=E, top_k=K, max_tokens=T, capacity=ranks_capacity,
+                          overflow="drop_by_position", pad_to_capacity=True)
+    group.stats(reset=True)
+    plan = buffer.plan(experts, weights)
+    sent = torch.bincount(experts[experts >= 0], minlength=E)
+    assert plan.dropped == int((sent - ranks_capacity).clamp(min=0).sum()) > 0, plan.dropped
+    assert plan.counts == [ranks_capacity * R] * (E // R) and plan.pad_rows >= 0
+    rows, _ = ep_overlap.dispatch(x.detach(), weights.detach(), plan)
+    stats = group.stats()
+    assert stats["dropped_slots"] == plan.dropped and stats["memory_bytes"] > 0, stats
+    del rows, plan
+    buffer.close()
+
+
+def check_wire(torch, group, x, experts, weights):
+    """8-bit rows: each element within what the header says, and what comes back is the sum of those."""
+    import ep_overlap
+
+    try:
+        group.buffer(hidden=H, experts=E, top_k=K, max_tokens=T, wire="e5m2")
+        raise SystemExit("wire e5m2 was accepted")
+    except ValueError as e:
+        assert "e4m3" in str(e), e
+    exact = group.buffer(hidden=H, experts=E, top_k=K, max_tokens=T)
+    small = group.buffer(hidden=H, experts=E, top_k=K, max_tokens=T, wire="e4m3")
+    plans = [b.plan(experts, weights) for b in (exact, small)]
+    want, got = (ep_overlap.dispatch(x.detach(), None, p)[0].float() for p in plans)
+    largest = want.view(want.shape[0], -1, 128).abs().amax(-1, keepdim=True).expand(-1, -1, 128).reshape(want.shape)
+    off = (got - want).abs() - torch.maximum(want.abs() / 16, largest * 2.0**-10) * 1.01  # (bf16 once more)
+    assert off.max().item() <= 0, off.max()
+    assert not torch.equal(got, want), "nothing was rounded: were the rows sent as they are?"
+    del plans
+    exact.close()
+    small.close()
+
+
 def rank_main():
     import torch
 
@@ -188,6 +229,9 @@ def rank_main():
         close(torch, name + "own experts: dx", x2.grad, dx_want)
         close(torch, name + "own experts: dweights", weights2.grad, dw_want)
         check_refused(layer, x, experts, weights)
+        check_capacity(torch, group, x, experts, weights)
+        if dispatcher == "flex":
+            check_wire(torch, group, x, experts, weights)
         if os.environ["WAY"] == "torch":
             check_wrapped(torch, group, x, experts, weights)
         y3 = layer(x, experts, weights)
@@ -218,7 +262,7 @@ def main():
         return rank_main()
     status = 0
     for way in ("launcher", "torch"):
-        status = launch(HERE, R, 60, environment={"WAY": way, "OMP_NUM_THREADS": "1"}, name="%s: rank" % way) or status
+        status = launch(HERE, R, 90, environment={"WAY": way, "OMP_NUM_THREADS": "1"}, name="%s: rank" % way) or status
     print("python layer: %s" % ("ok" if status == 0 else "FAILED"))
     return 1 if status else 0
 

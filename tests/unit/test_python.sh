@@ -19,7 +19,8 @@ package.__path__ = list(spec.submodule_search_locations)
 sys.modules["ep_overlap"] = package
 from ep_overlap import _capi as c
 structs = {"epo_bootstrap": c.Bootstrap, "epo_group_config": c.GroupConfig, "epo_group_info": c.GroupInfo,
-           "epo_buffer_config": c.BufferConfig, "epo_routing": c.Routing, "epo_layer_config": c.LayerConfig}
+           "epo_buffer_config": c.BufferConfig, "epo_routing": c.Routing, "epo_layer_config": c.LayerConfig,
+           "epo_plan_info": c.PlanInfo, "epo_stats": c.Stats}
 with open(sys.argv[1], "w") as f, open(sys.argv[2], "w") as p:
     f.write('#include "ep_overlap.h"\n#include <stdio.h>\nint main(void) {\n')
     for name, struct in structs.items():
@@ -142,7 +143,7 @@ for program in unit/test_deep_ep_pack unit/test_deep_ep_streams gpu/python_deep_
     if [ $program = unit/test_deep_ep_pack ] && ! "$python" -c 'import triton' 2>/dev/null; then
         echo "left out: $program (no Triton)"
     elif PYTHONPATH=$src/python:$src/python/dropin PYTHONDONTWRITEBYTECODE=1 CUDA_VISIBLE_DEVICES='' \
-        EP_OVERLAP_LIBRARY=$work/lib/libep_overlap.so.0 timeout 150 env -u RANK -u WORLD_SIZE \
+        EP_OVERLAP_LIBRARY=$work/lib/libep_overlap.so.0 timeout 250 env -u RANK -u WORLD_SIZE \
         "$python" "$src/tests/$program.py" >"$work/said" 2>&1; then
         echo "ok: $program"
     else
