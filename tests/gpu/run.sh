@@ -44,12 +44,16 @@
 #   tools      ep-overlap bench and ep-train, without Slurm (tools.sh)  1 GPU or more
 #   slurm      srun --ep-overlap=on ep-train: the loss of off, bit for bit; Slurm from
 #              build-debs where none is installed (slurm.sh)         1 GPU or more
+#   python     the torch binding, in CUDA graphs too, the deep_ep drop-in, and Megatron-Core
+#              over it where there is Megatron-Core; two ranks       1 GPU or more
+#   record     torch jobs under the interposer: what the recorder says beside torch.profiler,
+#              and that nobody notices it (record.py, preload.py)     1 GPU or more
 #
 #   run.sh [PHASE...]     all of them; -n CASES [12], -s SEED, -o FOLDER for results,
 #                         -S: in `scale`, ranks share GPUs where there are too few, labelled
 #
 # Prints a table, one JSON object, and last what was skipped and why. Status 0: no
-# case failed. Under 8 minutes.
+# case failed. Under 12 minutes.
 set -u
 cd "$(dirname "$0")/../.." || exit 2
 build=${EPO_GPU_BUILD:-build-gpu}
@@ -67,7 +71,7 @@ while getopts n:s:o:Sh option; do
     esac
 done
 shift $((OPTIND - 1))
-phases=${*:-probe units products ways sm80 flex threads near processes nccl features graph bulk dense wire nodes endure sanitizer bench strong sweep deep fp32 scale slow tools slurm}
+phases=${*:-probe units products ways sm80 flex threads near processes nccl features graph bulk dense wire nodes endure sanitizer bench strong sweep deep fp32 scale slow tools slurm python record}
 out=${out:-$build/results}
 mkdir -p "$out" || exit 2
 : >"$out/cases.tsv"
@@ -134,6 +138,26 @@ benches=()
 measure() { # NAME SECONDS COMMAND...
     benches+=("$out/$1.log")
     run "$@"
+}
+
+# A Python program without `case` lines is one case: its status.
+whole() { # PHASE SECONDS PROGRAM [ARGUMENT...]
+    local phase=$1 limit=$2 name status
+    shift 2
+    name=$(basename "$1" .py)
+    timeout -k 5 "$limit" "${PYTHON:-python3}" "$@" >"$out/$name.log" 2>&1
+    status=$?
+    case $status in
+        0) printf '%s\t%s\tok\t%s\n' "$phase" "$name" "$(tail -1 "$out/$name.log")" ;;
+        124 | 137) printf '%s\t%s\tFAIL\tstopped after %s s\n' "$phase" "$name" "$limit" ;;
+        *) printf '%s\t%s\tFAIL\tstatus %s: %s\n' "$phase" "$name" "$status" "$(tail -1 "$out/$name.log")" ;;
+    esac >>"$out/cases.tsv"
+}
+
+torch_here() { # PHASE
+    "${PYTHON:-python3}" -c 'import torch' 2>/dev/null && return 0
+    skip "$1" "no PyTorch here"
+    return 1
 }
 
 two_gpus() { # PHASE WHY
@@ -307,9 +331,7 @@ for phase in $phases; do
             fi
             ;;
         strong)
-            if ! "${PYTHON:-python3}" -c 'import torch' 2>/dev/null; then
-                skip strong "no PyTorch here"
-            elif two_gpus strong; then
+            if torch_here strong && two_gpus strong; then
                 make -s -f tests/gpu/build.mk O="$build" ARCH="$arch" CUDA="$cuda" "$build/libep_overlap.so" >>"$out/build.log" 2>&1
                 PYTHONPATH=python EP_OVERLAP_LIBRARY=$(realpath "$build/libep_overlap.so") \
                     measure strong 60 "${PYTHON:-python3}" tests/gpu/bench_strong.py 2 4096 2048 768 128 8 9
@@ -340,6 +362,31 @@ for phase in $phases; do
                     -a alltoall:serial,alltoall:auto,alltoall:4,alltoall:5,alltoall:4d 2 4096 1024 8192 16 4 7
             fi
             unset EP_OVERLAP_CUDA_PEER NCCL_P2P_DISABLE
+            ;;
+        python)
+            if torch_here python; then
+                make -s -f tests/gpu/build.mk O="$build" ARCH="$arch" CUDA="$cuda" "$build/libep_overlap.so" >>"$out/build.log" 2>&1
+                python_path=${PYTHONPATH:-}
+                export EP_OVERLAP_LIBRARY PYTHONPATH=python:python/dropin${PYTHONPATH:+:$PYTHONPATH}
+                EP_OVERLAP_LIBRARY=$(realpath "$build/libep_overlap.so")
+                for name in layer graph deep_ep; do
+                    whole python 130 tests/gpu/python_$name.py
+                done
+                if "${PYTHON:-python3}" -c 'import megatron.core' 2>/dev/null; then
+                    whole python 80 tests/gpu/megatron_moe.py
+                else
+                    skip python "no Megatron-Core here: not over its dispatchers"
+                fi
+                export PYTHONPATH=$python_path
+                unset EP_OVERLAP_LIBRARY
+            fi
+            ;;
+        record)
+            if torch_here record; then
+                make -s -f tests/gpu/intercept.mk O="$build" "$build/libep_overlap_intercept.so" >>"$out/build.log" 2>&1
+                whole record 240 tests/gpu/record.py "$build/libep_overlap_intercept.so" --together
+                whole record 180 tests/gpu/preload.py "$build/libep_overlap_intercept.so" --together
+            fi
             ;;
         *) echo "run.sh: no phase $phase" >&2; exit 2 ;;
     esac
