@@ -143,9 +143,11 @@ static epo_status put(const struct entry *entry, epo_facts *facts) {
     }
 }
 
+#define ANEW "; install ep-overlap anew on this node"
+
 static epo_status check_head(const struct epo_probe_record *record) {
     if (record->magic != EPO_PROBE_MAGIC)
-        return epo_fail(EPO_E_ARG, "the probe's answer is no record");
+        return epo_fail(EPO_E_ARG, "the probe's answer is no record" ANEW);
     if (record->version != EPO_PROBE_VERSION || record->size != EPO_PROBE_BYTES)
         return epo_fail(EPO_E_VERSION,
                         "the probe's record is of version %u with %u bytes, this program reads "
@@ -153,7 +155,7 @@ static epo_status check_head(const struct epo_probe_record *record) {
                         record->version, record->size, EPO_PROBE_VERSION, EPO_PROBE_BYTES);
     if (record->used > sizeof record->text || record->count > EPO_PROBE_FACTS_MAX ||
         record->checksum != checksum(record))
-        return epo_fail(EPO_E_ARG, "the probe's record is damaged");
+        return epo_fail(EPO_E_ARG, "the probe's record is damaged" ANEW);
     return EPO_OK;
 }
 
@@ -163,9 +165,9 @@ epo_status epo_probe_record_read(const struct epo_probe_record *record, epo_fact
     epo_status status = check_head(record);
     for (uint32_t i = 0; i < record->count && status == EPO_OK; i++)
         if (!next_entry(record, &at, &entry))
-            status = epo_fail(EPO_E_ARG, "the probe's record is damaged at its fact %u", i);
+            status = epo_fail(EPO_E_ARG, "the probe's record is damaged at its fact %u" ANEW, i);
     if (status == EPO_OK && at != record->used)
-        status = epo_fail(EPO_E_ARG, "the probe's record has bytes behind its last fact");
+        status = epo_fail(EPO_E_ARG, "the probe's record has bytes behind its last fact" ANEW);
     at = 0;
     for (uint32_t i = 0; i < record->count && status == EPO_OK; i++)
         if (next_entry(record, &at, &entry))

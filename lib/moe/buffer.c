@@ -152,7 +152,9 @@ static epo_status wire_set(epo_buffer *b, epo_wire wire) {
         return epo_fail(EPO_E_ARG, "buffer: wire e4m3: hidden is %d, allowed are multiples of %d",
                         b->hidden, EPO_WIRE_GROUP);
     if (b->group->ops->wire_pack == NULL)
-        return epo_fail(EPO_E_UNSUPPORTED, "buffer: this engine sends no e4m3");
+        return epo_fail(EPO_E_UNSUPPORTED,
+                        "buffer: wire e4m3: the %s engine has EPO_WIRE_ROWS alone",
+                        b->group->ops->name);
     b->wire_bytes = epo_wire_bytes((uint64_t)b->hidden);
     return EPO_OK;
 }

@@ -18,7 +18,9 @@ epo_status moe_world_create(int ranks, epo_world **out) {
     if (status != EPO_OK)
         return status;
     if (ops->world_create == NULL)
-        return epo_fail(EPO_E_UNSUPPORTED, "the %s engine cannot have threads as ranks", ops->name);
+        return epo_fail(EPO_E_UNSUPPORTED,
+                        "the %s engine cannot have threads as ranks; make each a process",
+                        ops->name);
     epo_world *world;
     status = ops->world_create(ranks, &world);
     if (status != EPO_OK)

@@ -104,8 +104,10 @@ static size_t take_fields(const char *line, epo_iteration *it, epo_log *log) {
 
 static epo_status append(epo_log *log, const epo_iteration *it) {
     if (log->count == EPO_LOG_ITERATIONS_MAX)
-        return epo_fail(EPO_E_OVERFLOW, "line %llu: more than %d iterations",
-                        (unsigned long long)it->line, EPO_LOG_ITERATIONS_MAX);
+        return epo_fail(
+            EPO_E_OVERFLOW,
+            "line %llu: more than %d iterations, which is all that is read; cut the log",
+            (unsigned long long)it->line, EPO_LOG_ITERATIONS_MAX);
     if (log->count == log->room) {
         size_t room = log->room == 0 ? 256 : log->room * 2;
         epo_iteration *grown = reallocarray(log->iteration, room, sizeof *grown);
