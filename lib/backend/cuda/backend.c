@@ -20,25 +20,36 @@
 #define SMALL_PIECE (UINT64_C(64) << 10)
 #define PACK_SMS 8
 
-static void backend_free(epo_backend *be, bool broken) {
-    if (be == NULL)
-        return;
-    if (be->sum != NULL)
-        gpu_window_destroy(be, be->sum);
-    gpu_queue_destroy(be, be->sum_queue);
-    gpu_event_destroy(be, be->sum_done);
+/* What may wait for the GPU, and all that is needed until then. */
+static void backend_end(void *ctx) {
+    epo_backend *be = ctx;
     gpu_watch_stop(be); /* no stream waits any more, and it may end the communicator */
     gpu_routing_close(be);
     gpu_flex_close(be);
     gpu_words_close(be);
     gpu_replay_close(be);
     gpu_record_destroy(be);
-    gpu_pairs_destroy(be, broken);
+    gpu_pairs_destroy(be, be->broken);
     gpu_late_close(be);
     gpu_memory_close(be);
-    gpu_meet_close(be->meet, broken);
+    gpu_meet_close(be->meet, be->broken);
     pthread_mutex_destroy(&be->lock);
     free(be);
+}
+
+static void backend_free(epo_backend *be, bool broken) {
+    if (be == NULL)
+        return;
+    be->broken = broken;
+    if (be->sum != NULL)
+        gpu_window_destroy(be, be->sum);
+    gpu_queue_destroy(be, be->sum_queue);
+    gpu_event_destroy(be, be->sum_done);
+    if (be->memory == NULL) /* it has not come to the GPU */
+        backend_end(be);
+    else
+        (void)gpu_release_within(gpu_release_limit(be), be->device, be->rank, "the group", true,
+                                 backend_end, be);
 }
 
 static epo_status device_open(epo_backend *be) {

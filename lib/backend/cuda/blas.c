@@ -131,12 +131,15 @@ static epo_status blas_open(epo_queue *q) {
     return EPO_OK;
 }
 
+/* It waits for the device. */
+static void handle_destroy(void *handle) { (void)api.destroy(handle); }
+
 void gpu_blas_destroy(gpu_blas *b) {
     if (b == NULL)
         return;
     for (int i = 0; i < b->lanes; i++) {
         if (b->lane[i].handle != NULL)
-            (void)api.destroy(b->lane[i].handle);
+            (void)gpu_release(b->be, "cuBLAS", handle_destroy, b->lane[i].handle);
         if (i > 0 && b->lane[i].stream != NULL)
             (void)cudaStreamDestroy(b->lane[i].stream);
         if (b->lane[i].done != NULL)

@@ -60,8 +60,7 @@ static epo_status words_open(epo_backend *be) {
     if (e == cudaSuccess)
         e = cudaHostGetDevicePointer(&dev, w->host, 0);
     if (e != cudaSuccess) {
-        if (w->host != NULL)
-            (void)cudaFreeHost(w->host);
+        gpu_free_host(be, w->host);
         free(w);
         return gpu_fail(be, "cudaHostAlloc", "chain", e);
     }

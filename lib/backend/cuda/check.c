@@ -50,6 +50,7 @@ void gpu_break(epo_backend *be, epo_status status, const char *text) {
     if (first && be->ranks > 1)
         nanosleep(&heard, NULL);
     gpu_watch_release(be);
+    gpu_meet_abort(be->meet, status, text); /* first: the peers wait for nothing of ours */
     gpu_pairs_abort(be);
 }
 
@@ -82,7 +83,9 @@ epo_status gpu_late_open(epo_backend *be) {
         return EPO_OK;
     }
     GPU_TRY(be, "device", cudaMalloc((void **)&be->late_word, sizeof *be->late_word));
-    GPU_TRY(be, "device", cudaMemset(be->late_word, 0, sizeof *be->late_word));
+    epo_status status = gpu_zero_now(be, be->late_word, sizeof *be->late_word);
+    if (status != EPO_OK)
+        return status;
     GPU_TRY(be, "device", cudaHostAlloc((void **)&be->late_one, sizeof *be->late_one, 0));
     *be->late_one = 1;
     GPU_TRY(be, "device", cudaStreamCreateWithFlags(&be->late_stream, cudaStreamNonBlocking));
@@ -93,9 +96,10 @@ epo_status gpu_late_open(epo_backend *be) {
 void gpu_late_close(epo_backend *be) {
     if (be->late_stream != NULL)
         (void)cudaStreamDestroy(be->late_stream);
-    if (!be->late_host)
+    if (!be->late_host && be->late_word != NULL)
         (void)cudaFree(be->late_word);
-    (void)cudaFreeHost(be->late_one);
+    if (be->late_one != NULL)
+        (void)cudaFreeHost(be->late_one);
 }
 
 /* Bounded: a device that hangs runs nothing that would read the word. */

@@ -10,7 +10,6 @@
 
 #ifdef HAVE_NCCL
 
-#include <dlfcn.h>
 #include <nccl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,24 +37,19 @@ struct gpu_comm {
 
 static epo_status comm_load(comm_api *api) {
     static const char *const sonames[] = {"libnccl.so.2", NULL};
-    const char *why = NULL;
+    const char *why = NULL, *missing = NULL;
     char path[512];
     int version = 0;
     if (!gpu_pairs_find(&version, &why))
         return epo_fail(EPO_E_UNSUPPORTED, "nccl_comm: %s", why);
     void *lib = gpu_library_find("libnccl", sonames, path, sizeof path);
-    *(void **)&api->rank = dlsym(lib, "ncclCommUserRank");
-    *(void **)&api->count = dlsym(lib, "ncclCommCount");
-    *(void **)&api->gather = dlsym(lib, "ncclAllGather");
-    *(void **)&api->state = dlsym(lib, "ncclCommGetAsyncError");
-    *(void **)&api->text = dlsym(lib, "ncclGetErrorString");
-    if (api->rank == NULL || api->count == NULL || api->gather == NULL || api->state == NULL ||
-        api->text == NULL)
-        return epo_fail(EPO_E_UNSUPPORTED,
-                        "nccl_comm: %s lacks ncclCommUserRank, ncclCommCount, "
-                        "ncclAllGather, ncclCommGetAsyncError or ncclGetErrorString",
-                        path);
-    return EPO_OK;
+    *(void **)&api->rank = gpu_library_symbol(lib, "ncclCommUserRank", &missing);
+    *(void **)&api->count = gpu_library_symbol(lib, "ncclCommCount", &missing);
+    *(void **)&api->gather = gpu_library_symbol(lib, "ncclAllGather", &missing);
+    *(void **)&api->state = gpu_library_symbol(lib, "ncclCommGetAsyncError", &missing);
+    *(void **)&api->text = gpu_library_symbol(lib, "ncclGetErrorString", &missing);
+    return missing == NULL ? EPO_OK
+                           : epo_fail(EPO_E_UNSUPPORTED, "nccl_comm: %s lacks %s", path, missing);
 }
 
 /* One allgather, on a thread of its own: a rank that never comes must not hold this one for
@@ -117,6 +111,7 @@ static void call_run(void *ctx) {
            call_failed(c, "cudaStreamSynchronize", cudaStreamSynchronize(c->stream)));
 }
 
+/* cudaFree may wait for another group's work. */
 static void call_free(void *ctx) {
     comm_call *c = ctx;
     if (c->memory != NULL)
@@ -174,7 +169,7 @@ static int comm_allgather(void *ctx, const void *mine, size_t bytes, void *all) 
     else
         memcpy(all, call->data, sum);
     const bool failed = call->call != NULL;
-    call_free(call);
+    (void)gpu_release_within(GPU_BESIDE_S, c->device, c->rank, "nccl_comm", true, call_free, call);
     return failed ? comm_fail(c, EPO_E_SYSTEM, text) : 0;
 }
 

@@ -42,7 +42,8 @@ void gpu_flex_close(epo_backend *be) {
         return;
     gpu_free(be, m->memory, m->bytes);
     gpu_free(be, m->tables, TABLES * sizeof *m->tables);
-    (void)cudaFreeHost(m->host);
+    if (m->host != NULL)
+        (void)cudaFreeHost(m->host);
     free(m);
     be->flex = NULL;
 }

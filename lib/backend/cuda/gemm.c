@@ -100,7 +100,9 @@ epo_status gpu_workspace_hold(epo_queue *q, uint64_t bytes) {
     if (q->be->board != NULL) { /* a graph may use it, and a captured stream cannot be waited for */
         gpu_retire(q->be, q->workspace, q->workspace_bytes);
     } else {
-        GPU_TRY(q->be, "workspace", cudaStreamSynchronize(q->stream));
+        epo_status status = gpu_rest_stream(q->be, q->stream, "workspace");
+        if (status != EPO_OK)
+            return status;
         gpu_free(q->be, q->workspace, q->workspace_bytes);
     }
     q->workspace = NULL;

@@ -8,6 +8,7 @@
  *   queue.c     streams, events, waits, the frame around each operation
  *   flags.c     epoch flags in host memory that every rank maps
  *   watch.c     the thread that ends expired waits
+ *   release.c   what is given back while the GPU may be busy with others' work
  *   memory.c    device memory; copies from and to the CPU, in queue order
  *   meet.c      the ranks on the host side: barrier, allgather, shared memory
  *   comm.c      a caller's communicator as the way to meet
@@ -184,6 +185,9 @@ struct epo_backend {
     /* The first late error; late_word says on the device that there is one. */
     pthread_mutex_t lock;
     atomic_int late;
+    atomic_int busy;  /* how much was left to a thread, as the GPU had other work */
+    atomic_int hangs; /* waits for this group's own work that did not end */
+    bool broken;      /* how it is closed */
     atomic_bool marked;
     uint32_t *late_word, *late_one; /* as kernels see it; pinned */
     bool late_host;                 /* both are one word of the CPU's */
@@ -336,6 +340,22 @@ void gpu_watch_release(epo_backend *be);
 double gpu_now(void);
 /* The host side wait, bounded. */
 epo_status gpu_watch_poll(epo_backend *be, volatile uint64_t *words, const epo_ready *ready);
+
+/* ---- release.c ---- */
+/* Runs `fn(ctx)`, which may wait for all of the GPU's work and gives back ctx too, on a thread of
+ * its own.  False: it has not ended within the group's limit (a broken group's: 5 s at most), and
+ * goes on by itself; a line on stderr says so the first time. */
+bool gpu_release(epo_backend *be, const char *what, void (*fn)(void *ctx), void *ctx);
+bool gpu_release_within(double limit_s, int device, int rank, const char *what, bool say,
+                        void (*fn)(void *ctx), void *ctx);
+#define GPU_BESIDE_S 1.0                         /* for what is small: nobody misses it */
+void gpu_free_host(epo_backend *be, void *host); /* of cudaHostAlloc; NULL is accepted */
+/* Waits with a limit: the group's twice, and 5 s. */
+epo_status gpu_rest_stream(epo_backend *be, cudaStream_t stream, const char *phase);
+epo_status gpu_rest_event(epo_backend *be, cudaEvent_t event, const char *phase);
+/* Does the stream come to rest, so that what it uses may go?  NULL does. */
+bool gpu_rests(epo_backend *be, cudaStream_t stream);
+double gpu_release_limit(const epo_backend *be);
 
 /* ---- memory.c ---- */
 epo_status gpu_memory_open(epo_backend *be);

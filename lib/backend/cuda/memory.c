@@ -97,7 +97,8 @@ void gpu_memory_close(epo_backend *be) {
     for (int i = 0; i < STAGES; i++) {
         if (m->free[i] != NULL)
             (void)cudaEventDestroy(m->free[i]);
-        (void)cudaFreeHost(m->stage[i]);
+        if (m->stage[i] != NULL)
+            (void)cudaFreeHost(m->stage[i]);
     }
     pool_close(m);
     if (m->order != NULL)
@@ -144,13 +145,18 @@ static epo_status alloc_done(epo_backend *be, cudaError_t e, uint64_t bytes, con
 static void pool_trim(epo_backend *be) {
     gpu_memory_state *m = be->memory;
     (void)cudaGetLastError();
-    if (m->pool != NULL && cudaStreamSynchronize(m->give) == cudaSuccess)
+    if (m->pool != NULL && gpu_rests(be, m->give))
         (void)cudaMemPoolTrimTo(m->pool, 0);
 }
 
 static cudaError_t pool_get(gpu_memory_state *m, void **out, uint64_t bytes) {
     cudaError_t e = cudaMallocFromPoolAsync(out, bytes, m->pool, m->get);
-    return e == cudaSuccess ? cudaStreamSynchronize(m->get) : e;
+    if (e != cudaSuccess)
+        return e;
+    e = cudaStreamSynchronize(m->get);
+    if (e != cudaSuccess)
+        (void)cudaFreeAsync(*out, m->get);
+    return e;
 }
 
 epo_status gpu_alloc(epo_backend *be, uint64_t bytes, void **out) {
@@ -233,34 +239,36 @@ void gpu_free(epo_backend *be, void *ptr, uint64_t bytes) {
         return;
     }
     (void)cudaSetDevice(be->device);
-    if (give_enter(be) != cudaSuccess)
-        (void)cudaDeviceSynchronize();
+    if (give_enter(be) != cudaSuccess) { /* nobody knows when it may go */
+        (void)cudaGetLastError();
+        gpu_retire(be, ptr, bytes);
+        return;
+    }
     (void)cudaFreeAsync(ptr, m->give);
     gpu_memory_count(be, -(int64_t)bytes);
 }
+
+static void shared_free(void *ptr) { (void)cudaFree(ptr); }
 
 /* cudaFree waits for the device, so nothing still uses the block. */
 void gpu_free_shared(epo_backend *be, void *ptr, uint64_t bytes) {
     if (ptr == NULL)
         return;
-    (void)cudaSetDevice(be->device);
-    (void)cudaFree(ptr);
-    gpu_memory_count(be, -(int64_t)bytes);
+    if (gpu_release(be, "memory", shared_free, ptr))
+        gpu_memory_count(be, -(int64_t)bytes);
 }
 
 epo_status gpu_write_now(epo_backend *be, void *dst, const void *src, uint64_t bytes) {
     GPU_TRY(be, "write", cudaSetDevice(be->device));
     GPU_TRY(be, "write",
             cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, be->memory->copy));
-    GPU_TRY(be, "write", cudaStreamSynchronize(be->memory->copy));
-    return EPO_OK;
+    return gpu_rest_stream(be, be->memory->copy, "write");
 }
 
 epo_status gpu_zero_now(epo_backend *be, void *dst, uint64_t bytes) {
     GPU_TRY(be, "write", cudaSetDevice(be->device));
     GPU_TRY(be, "write", cudaMemsetAsync(dst, 0, bytes, be->memory->copy));
-    GPU_TRY(be, "write", cudaStreamSynchronize(be->memory->copy));
-    return EPO_OK;
+    return gpu_rest_stream(be, be->memory->copy, "write");
 }
 
 epo_status gpu_read(epo_backend *be, void *dst, const void *src, uint64_t bytes) {
@@ -268,8 +276,7 @@ epo_status gpu_read(epo_backend *be, void *dst, const void *src, uint64_t bytes)
         return EPO_OK;
     GPU_TRY(be, "read", cudaSetDevice(be->device));
     GPU_TRY(be, "read", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, be->memory->copy));
-    GPU_TRY(be, "read", cudaStreamSynchronize(be->memory->copy));
-    return EPO_OK;
+    return gpu_rest_stream(be, be->memory->copy, "read");
 }
 
 /* The copy stream after what the queues hold; FILL's operands stay held by their
@@ -305,7 +312,8 @@ epo_status gpu_write(epo_backend *be, void *dst, const void *src, uint64_t bytes
         const int s = m->next;
         const uint64_t some = bytes - done < STAGE_BYTES ? bytes - done : STAGE_BYTES;
         m->next = (s + 1) % STAGES;
-        GPU_TRY(be, "write", cudaEventSynchronize(m->free[s]));
+        if ((status = gpu_rest_event(be, m->free[s], "write")) != EPO_OK)
+            return status;
         memcpy(m->stage[s], (const char *)src + done, some);
         GPU_TRY(be, "write",
                 cudaMemcpyAsync((char *)dst + done, m->stage[s], some, cudaMemcpyHostToDevice,

@@ -240,7 +240,8 @@ static epo_status pairs_make_comm(epo_backend *be, const epo_peers *members, con
         be->pairs_rate = m->rate;
         m->comm = NULL;
     }
-    make_free(m);
+    (void)gpu_release_within(GPU_BESIDE_S, be->device, be->rank,
+                             "what the communicator was tried with", true, make_free, m);
     return status;
 }
 
@@ -277,24 +278,29 @@ epo_status gpu_pairs_create(epo_backend *be) {
     ncclUniqueId id;
     ncclComm_t comm = NULL;
     epo_status status = pairs_id(be, &members, &id);
+    gpu_pairs *pairs = calloc(1, sizeof *pairs);
+    if (status == EPO_OK && pairs == NULL)
+        status = epo_fail(EPO_E_NOMEM, "rank %d: no memory for the communicator", be->rank);
     if (status == EPO_OK)
         status = pairs_make_comm(be, &members, &id, &comm);
-    if (status != EPO_OK)
+    if (status != EPO_OK) {
+        free(pairs);
         return status;
-    be->pairs = calloc(1, sizeof *be->pairs);
-    if (be->pairs == NULL) {
-        (void)api.abort(comm);
-        return epo_fail(EPO_E_NOMEM, "rank %d: no memory for the communicator", be->rank);
     }
-    be->pairs->members = members;
-    be->pairs->comm = comm;
+    pairs->members = members;
+    pairs->comm = comm;
+    be->pairs = pairs;
     return EPO_OK;
 }
+
+/* NCCL frees memory on its way. */
+static void comm_abort(void *comm) { (void)api.abort(comm); }
+static void comm_destroy(void *comm) { (void)api.destroy(comm); }
 
 /* Once, by whichever thread is first: ends kernels that wait for a peer. */
 void gpu_pairs_abort(epo_backend *be) {
     if (be->pairs != NULL && be->pairs->comm != NULL && !atomic_exchange(&be->pairs->aborted, true))
-        (void)api.abort(be->pairs->comm);
+        (void)gpu_release(be, "an aborted communicator", comm_abort, be->pairs->comm);
 }
 
 void gpu_pairs_destroy(epo_backend *be, bool broken) {
@@ -303,7 +309,7 @@ void gpu_pairs_destroy(epo_backend *be, bool broken) {
     if (broken)
         gpu_pairs_abort(be);
     else if (be->pairs->comm != NULL && !atomic_load(&be->pairs->aborted)) /* by the watchdog */
-        (void)api.destroy(be->pairs->comm);
+        (void)gpu_release(be, "a communicator", comm_destroy, be->pairs->comm);
     free(be->pairs);
     be->pairs = NULL;
 }
@@ -367,8 +373,12 @@ epo_status gpu_pairs_exchange(epo_queue *q, const epo_exchange *x, const char *c
         return status;
     cudaEvent_t event;
     GPU_TRY(be, deps->name, cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    GPU_TRY(be, deps->name, cudaEventRecord(event, q->stream));
-    return gpu_watch_event(be, event, deps->name, deps->chunk, &to);
+    const cudaError_t e = cudaEventRecord(event, q->stream);
+    status = e == cudaSuccess ? gpu_watch_event(be, event, deps->name, deps->chunk, &to)
+                              : gpu_fail(be, "cudaEventRecord", deps->name, e);
+    if (status != EPO_OK)
+        (void)cudaEventDestroy(event);
+    return status;
 }
 
 #else

@@ -6,7 +6,6 @@
 #include "backend/cuda/gpu.h"
 
 #include <stdlib.h>
-#include <time.h>
 
 /* Of the grouped GEMMs' tables and counters: few shapes need more (half is kept). */
 #define WORKSPACE (UINT64_C(256) << 10)
@@ -34,9 +33,9 @@ static epo_status queue_supply(epo_queue *q) {
         if (status != EPO_OK)
             return status;
         q->stored = ptr;
-        GPU_TRY(be, "queue", cudaMemset(ptr, 0, GPU_PARTS * sizeof *q->stored));
+        status = gpu_zero_now(be, ptr, GPU_PARTS * sizeof *q->stored);
     }
-    if (q->kind != EPO_QUEUE_COMM)
+    if (status == EPO_OK && q->kind != EPO_QUEUE_COMM)
         status = gpu_workspace_hold(q, WORKSPACE);
     if (status == EPO_OK && q->kind == EPO_QUEUE_COMPUTE)
         status = gpu_chain_open(q);
@@ -83,7 +82,10 @@ epo_status gpu_queue_create(epo_backend *be, epo_queue_kind kind, epo_queue **ou
 void gpu_queue_destroy(epo_backend *be, epo_queue *q) {
     if (q == NULL)
         return;
-    (void)cudaStreamSynchronize(q->stream); /* a broken backend's waits are released */
+    /* A broken backend's waits are released.  What the GPU may still use stays, and the queue
+     * stands for it: blocks that are given back wait for its streams. */
+    if (!gpu_rests(be, q->stream) || !gpu_rests(be, gpu_staging_stream(q)))
+        return;
     gpu_staging_free(q);
     gpu_blas_destroy(q->blas);
     gpu_workspace_free(q);
@@ -191,29 +193,11 @@ epo_status gpu_stream_leave(epo_backend *be, epo_event *event, epo_stream stream
 
 /* Longer than any wait inside: those are released by the watchdog first. */
 epo_status gpu_sync(epo_backend *be, epo_event *event) {
-    const double limit = gpu_now() + 2.0 * be->timeout_s + 5.0;
-    for (unsigned spins = 0;; spins++) {
-        cudaError_t e = cudaEventQuery(event->cuda);
-        if (e == cudaSuccess)
-            return gpu_late(be);
-        if (e != cudaErrorNotReady) {
-            epo_status status = gpu_fail(be, "cudaEventQuery", "sync", e);
-            gpu_break(be, status, epo_fail_text());
-            return status;
-        }
-        if (spins > 2000) {
-            const struct timespec nap = {0, 20000};
-            nanosleep(&nap, NULL);
-        }
-        if (gpu_now() > limit) {
-            epo_status status = epo_fail(EPO_E_TIMEOUT,
-                                         "rank %d: the GPU's work did not end within %.0f s; it "
-                                         "waits for no peer, so a kernel or copy hangs",
-                                         be->rank, 2.0 * be->timeout_s + 5.0);
-            gpu_break(be, status, epo_fail_text());
-            return status;
-        }
-    }
+    epo_status status = gpu_rest_event(be, event->cuda, "sync");
+    if (status == EPO_OK)
+        return gpu_late(be);
+    gpu_break(be, status, epo_fail_text());
+    return status;
 }
 
 bool gpu_op_begin(epo_queue *q, const epo_deps *deps, epo_status *status) {

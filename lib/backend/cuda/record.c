@@ -53,7 +53,9 @@ epo_status gpu_record_start(epo_backend *be, uint64_t capacity) {
     GPU_TRY(be, "record", cudaSetDevice(be->device));
     GPU_TRY(be, "record", cudaEventCreate(&r->base));
     GPU_TRY(be, "record", cudaEventRecord(r->base, be->queues[0] ? be->queues[0]->stream : NULL));
-    GPU_TRY(be, "record", cudaEventSynchronize(r->base));
+    epo_status status = gpu_rest_event(be, r->base, "record");
+    if (status != EPO_OK)
+        return status;
     r->base_ns = (int64_t)(gpu_now() * 1e9);
     r->capacity = capacity;
     r->on = true;
@@ -99,7 +101,8 @@ epo_status gpu_record_stop(epo_backend *be, const epo_interval **out, uint64_t *
     for (uint64_t i = 0; i < r->count; i++) {
         float from = 0.0F, to = 0.0F;
         record_slot *s = &r->slot[i];
-        cudaError_t e = cudaEventSynchronize(s->end);
+        cudaError_t e =
+            gpu_rest_event(be, s->end, "record") == EPO_OK ? cudaSuccess : cudaErrorNotReady;
         if (e == cudaSuccess)
             e = cudaEventElapsedTime(&from, r->base, s->start);
         if (e == cudaSuccess)

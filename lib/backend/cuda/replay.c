@@ -45,7 +45,7 @@ epo_status gpu_replay_open(epo_backend *be) {
     memset(host, 0, sizeof *be->board);
     cudaError_t e = cudaHostGetDevicePointer(&device, host, 0);
     if (e != cudaSuccess) {
-        (void)cudaFreeHost(host);
+        gpu_free_host(be, host);
         return gpu_fail(be, "cudaHostGetDevicePointer", "graphs", e);
     }
     epo_status status = gpu_alloc(be, CLAIM_BYTES, &claim);
@@ -53,7 +53,7 @@ epo_status gpu_replay_open(epo_backend *be) {
         status = gpu_zero_now(be, claim, CLAIM_BYTES);
     if (status != EPO_OK) {
         gpu_free(be, claim, CLAIM_BYTES);
-        (void)cudaFreeHost(host);
+        gpu_free_host(be, host);
         return status;
     }
     be->claim = claim;
@@ -68,7 +68,7 @@ void gpu_replay_close(epo_backend *be) {
     if (be->board == NULL)
         return;
     gpu_free(be, be->claim, CLAIM_BYTES);
-    (void)cudaFreeHost(be->board);
+    (void)cudaFreeHost(be->board); /* on a thread that may wait, as all of the end */
     be->board = NULL;
 }
 

@@ -52,7 +52,8 @@ void gpu_routing_close(epo_backend *be) {
         return;
     gpu_free(be, g->memory, g->bytes);
     gpu_free(be, g->first_memory, 2 * FIRST_BYTES);
-    (void)cudaFreeHost(g->host);
+    if (g->host != NULL)
+        (void)cudaFreeHost(g->host);
     free(g);
     be->routing = NULL;
 }

@@ -58,8 +58,6 @@ void gpu_staging_free(epo_queue *q) {
     gpu_staging *s = q->staging;
     if (s == NULL)
         return;
-    if (s->stream != NULL)
-        (void)cudaStreamSynchronize(s->stream);
     gpu_free(q->be, s->base, s->size);
     for (int i = 0; i < STAGE_REGIONS; i++)
         if (s->region[i].copied != NULL)
@@ -93,14 +91,17 @@ static epo_status staging_grow(epo_queue *q, uint64_t bytes) {
     void *ptr = NULL;
     uint64_t size = 2 * (s->size > bytes ? s->size : bytes);
     size = (size + STAGE_STEP - 1) / STAGE_STEP * STAGE_STEP;
-    GPU_TRY(q->be, "staging", cudaStreamSynchronize(s->stream));
-    GPU_TRY(q->be, "staging", cudaStreamSynchronize(q->stream));
+    epo_status status = gpu_rest_stream(q->be, s->stream, "staging");
+    if (status == EPO_OK)
+        status = gpu_rest_stream(q->be, q->stream, "staging");
+    if (status != EPO_OK)
+        return status;
     gpu_free(q->be, s->base, s->size);
     s->base = NULL;
     s->size = s->cursor = 0;
     for (int i = 0; i < STAGE_REGIONS; i++)
         s->region[i].bytes = 0;
-    epo_status status = gpu_alloc(q->be, size, &ptr);
+    status = gpu_alloc(q->be, size, &ptr);
     if (status != EPO_OK)
         return status;
     s->base = ptr;

@@ -79,5 +79,7 @@ epo_status gpu_allreduce(epo_backend *be, float *data, uint64_t count, epo_strea
         status = gpu_stream_leave(be, be->sum_done, stream);
     free(recv);
     free(send);
+    if (status != EPO_OK && status != EPO_E_UNSUPPORTED) /* the peers wait for this rank's part */
+        gpu_break(be, status, epo_fail_text());
     return status;
 }

@@ -61,10 +61,46 @@ static epo_status card_open(epo_backend *be, const window_card *card, char **out
     return EPO_OK;
 }
 
-static void peers_close(epo_backend *be, char **peer, bool *opened) {
-    for (int r = 0; peer != NULL && opened != NULL && r < be->ranks; r++)
+/* Addresses of peers' memory that are to be closed. */
+typedef struct peers_rest {
+    bool used; /* by this GPU: not before it is at rest */
+    int count;
+    void *at[];
+} peers_rest;
+
+static void peers_end(void *ctx) {
+    peers_rest *p = ctx;
+    if (p->used)
+        (void)cudaDeviceSynchronize();
+    for (int i = 0; i < p->count; i++)
+        (void)cudaIpcCloseMemHandle(p->at[i]);
+    free(p);
+}
+
+/* False: not within the limit. */
+static bool peers_close(epo_backend *be, char **peer, bool *opened, bool used) {
+    peers_rest *p = calloc(1, sizeof *p + (size_t)be->ranks * sizeof *p->at);
+    if (p == NULL)
+        return false;
+    p->used = used;
+    for (int r = 0; r < be->ranks; r++)
         if (opened[r])
-            (void)cudaIpcCloseMemHandle(peer[r]);
+            p->at[p->count++] = peer[r];
+    return used ? gpu_release(be, "peers' memory", peers_end, p)
+                : gpu_release_within(GPU_BESIDE_S, be->device, be->rank, "peers' memory", true,
+                                     peers_end, p);
+}
+
+/* [collective unless broken]  Have all closed what they had opened?  Of a broken group nobody
+ * knows; then this rank's answer counts. */
+static bool all_closed(epo_backend *be, bool mine) {
+    bool all[256], closed = true;
+    if (atomic_load(&be->late) != EPO_OK ||
+        gpu_meet_allgather(be->meet, &mine, sizeof mine, all) != EPO_OK)
+        return mine;
+    for (int r = 0; r < be->ranks; r++)
+        closed = closed && all[r];
+    return closed;
 }
 
 /* [collective]  Opens the allocations of the other ranks of this node.  The same verdict
@@ -107,6 +143,8 @@ static epo_status peers_open(epo_backend *be, epo_status mine, void *base, char 
     return mine == EPO_OK ? EPO_OK : epo_fail(mine, "%s", text);
 }
 
+static void probe_free(void *probe) { (void)cudaFree(probe); }
+
 epo_status gpu_window_reach(epo_backend *be, bool wanted, bool *all, char *why, size_t size) {
     char *peer[256] = {NULL};
     bool opened[256] = {false};
@@ -128,12 +166,14 @@ epo_status gpu_window_reach(epo_backend *be, bool wanted, bool *all, char *why, 
         snprintf(why, size, "%s", epo_fail_text());
         status = EPO_OK;
     }
-out:
-    peers_close(be, peer, opened);
-    if (status == EPO_OK)
-        status = gpu_meet_barrier(be->meet); /* before the memory goes */
-    gpu_free_shared(be, probe, 4096);
-    return status;
+out:;
+    const bool closed = peers_close(be, peer, opened, false);
+    if ((status == EPO_OK ? all_closed(be, closed) : closed) && probe != NULL) {
+        gpu_memory_count(be, -4096);
+        (void)gpu_release_within(GPU_BESIDE_S, be->device, be->rank, "memory that peers were shown",
+                                 true, probe_free, probe);
+    }
+    return status == EPO_OK ? gpu_meet_barrier(be->meet) : status;
 }
 
 /* ---- flags ---- */
@@ -142,80 +182,98 @@ static uint64_t flags_bytes(int ranks) {
     return GPU_FLAGS * (sizeof(uint64_t) + (uint64_t)ranks * (uint64_t)ranks * sizeof(uint64_t));
 }
 
+/* Threads share one mapping: rank 0 registers it for all contexts. */
+static epo_status flags_register(epo_backend *be, epo_window *w, void *shared) {
+    cudaError_t e = cudaSuccess;
+    if (!gpu_meet_threads(be->meet) || be->rank == 0)
+        e = cudaHostRegister(shared, w->shared_bytes,
+                             cudaHostRegisterPortable | cudaHostRegisterMapped);
+    w->registered = e == cudaSuccess && (!gpu_meet_threads(be->meet) || be->rank == 0);
+    return e == cudaSuccess ? EPO_OK : gpu_fail(be, "cudaHostRegister", "window", e);
+}
+
+/* [collective]  This rank's error, if it has one, else one that another has. */
+static epo_status window_agree(epo_backend *be, epo_status mine) {
+    int32_t status = (int32_t)mine, all[256];
+    char text[EPO_ERROR_MAX];
+    snprintf(text, sizeof text, "%s", epo_fail_text());
+    const epo_status met = gpu_meet_allgather(be->meet, &status, sizeof status, all);
+    if (mine != EPO_OK)
+        return epo_fail(mine, "%s", text);
+    if (met != EPO_OK)
+        return met;
+    for (int r = 0; r < be->ranks; r++)
+        if (all[r] != EPO_OK)
+            return epo_fail(EPO_E_PEER, "rank %d could not make its window", r);
+    return EPO_OK;
+}
+
+/* [collective]  The same verdict everywhere. */
 static epo_status flags_create(epo_backend *be, epo_window *w) {
     void *shared = NULL;
+    char *device = NULL;
     w->shared_bytes = (flags_bytes(be->ranks) + 4095) / 4096 * 4096;
     epo_status status = gpu_meet_shared(be->meet, w->shared_bytes, &shared);
     if (status != EPO_OK)
         return status;
     w->key = shared;
     w->words = (volatile uint64_t *)shared + GPU_FLAGS;
-    /* Threads share one mapping: rank 0 registers it for all contexts. */
-    cudaError_t e = cudaSuccess;
-    w->registered = !gpu_meet_threads(be->meet) || be->rank == 0;
-    if (w->registered)
-        e = cudaHostRegister(shared, w->shared_bytes,
-                             cudaHostRegisterPortable | cudaHostRegisterMapped);
-    if (e != cudaSuccess) {
-        w->registered = false;
-        return gpu_fail(be, "cudaHostRegister", "window", e);
-    }
-    status = gpu_meet_barrier(be->meet);
+    status = window_agree(be, flags_register(be, w, shared));
     if (status != EPO_OK)
         return status;
-    char *device = NULL;
-    GPU_TRY(be, "window", cudaHostGetDevicePointer((void **)&device, shared, 0));
+    const cudaError_t e = cudaHostGetDevicePointer((void **)&device, shared, 0);
     w->words_dev = device + GPU_FLAGS * sizeof(uint64_t);
-    return EPO_OK;
+    return window_agree(
+        be, e == cudaSuccess ? EPO_OK : gpu_fail(be, "cudaHostGetDevicePointer", "window", e));
+}
+
+static epo_window *window_new(epo_backend *be) {
+    epo_window *w = calloc(1, sizeof *w);
+    if (w == NULL)
+        return NULL;
+    w->be = be;
+    w->peer = calloc((size_t)be->ranks, sizeof *w->peer);
+    w->opened = calloc((size_t)be->ranks, sizeof *w->opened);
+    if (w->peer != NULL && w->opened != NULL)
+        return w;
+    free(w->opened);
+    free(w->peer);
+    free(w);
+    return NULL;
+}
+
+/* What this rank has to make by itself. */
+static epo_status window_fill(epo_backend *be, epo_window *w, uint64_t bytes) {
+    void *base = NULL;
+    const uint64_t size = (bytes + GPU_WINDOW_PAGE - 1) / GPU_WINDOW_PAGE * GPU_WINDOW_PAGE;
+    if (w == NULL)
+        return epo_fail(EPO_E_NOMEM, "rank %d: no memory for a window", be->rank);
+    if (bytes > UINT64_MAX - GPU_WINDOW_PAGE)
+        return epo_fail(EPO_E_NOMEM, "rank %d: window: need %" PRIu64 " bytes", be->rank, bytes);
+    GPU_TRY(be, "window", cudaSetDevice(be->device));
+    epo_status status = gpu_alloc_shared(be, size, &base);
+    if (status != EPO_OK)
+        return status;
+    w->base = base;
+    w->bytes = size;
+    return gpu_zero_now(be, base, size); /* whatever else this GPU has to do */
 }
 
 epo_status gpu_window_create(epo_backend *be, uint64_t bytes, epo_window **out) {
-    GPU_TRY(be, "window", cudaSetDevice(be->device));
-    epo_window *w = calloc(1, sizeof *w);
-    epo_status status = EPO_OK;
-    if (w != NULL) {
-        w->be = be;
-        w->peer = calloc((size_t)be->ranks, sizeof *w->peer);
-        w->opened = calloc((size_t)be->ranks, sizeof *w->opened);
-    }
-    if (w == NULL || w->peer == NULL || w->opened == NULL)
-        status = epo_fail(EPO_E_NOMEM, "rank %d: no memory for a window", be->rank);
-    if (status == EPO_OK && bytes > UINT64_MAX - GPU_WINDOW_PAGE)
-        status = epo_fail(EPO_E_NOMEM, "rank %d: window: need %" PRIu64 " bytes", be->rank, bytes);
-    void *base = NULL;
-    const uint64_t size = (bytes + GPU_WINDOW_PAGE - 1) / GPU_WINDOW_PAGE * GPU_WINDOW_PAGE;
-    if (status == EPO_OK)
-        status = gpu_alloc_shared(be, size, &base);
-    if (status == EPO_OK) {
-        w->base = base;
-        w->bytes = size;
-        status = gpu_zero_now(be, base, size); /* whatever else this GPU has to do */
-    }
-    if (be->one_sided && w != NULL) {
-        status = peers_open(be, status, base, w->peer, w->opened);
-    } else {
-        int32_t mine = (int32_t)status, all[256];
-        char text[EPO_ERROR_MAX];
-        snprintf(text, sizeof text, "%s", epo_fail_text());
-        epo_status met = gpu_meet_allgather(be->meet, &mine, sizeof mine, all);
-        if (met != EPO_OK)
-            status = met;
-        else if (status != EPO_OK)
-            epo_fail(status, "%s", text);
-        for (int r = 0; status == EPO_OK && r < be->ranks; r++)
-            if (all[r] != EPO_OK)
-                status = epo_fail(EPO_E_PEER, "rank %d could not make its window", r);
-    }
+    epo_window *w = window_new(be);
+    epo_status status = window_fill(be, w, bytes);
+    status = be->one_sided ? peers_open(be, status, w != NULL ? w->base : NULL,
+                                        w != NULL ? w->peer : NULL, w != NULL ? w->opened : NULL)
+                           : window_agree(be, status);
     if (status == EPO_OK)
         status = flags_create(be, w);
-    if (status == EPO_OK)
-        status = gpu_meet_barrier(be->meet);
+    if (status != EPO_OK && w == NULL)
+        (void)all_closed(be, true); /* the others ask */
     if (status != EPO_OK) {
-        if (w != NULL) {
-            w->next = NULL;
-            gpu_window_destroy(be, w);
-        }
-        return status;
+        char text[EPO_ERROR_MAX];
+        snprintf(text, sizeof text, "%s", epo_fail_text());
+        gpu_window_destroy(be, w);
+        return epo_fail(status, "%s", text);
     }
     w->next = be->windows;
     be->windows = w;
@@ -223,7 +281,21 @@ epo_status gpu_window_create(epo_backend *be, uint64_t bytes, epo_window **out) 
     return EPO_OK;
 }
 
-/* [collective unless broken] */
+static void flags_unregister(void *shared) { (void)cudaHostUnregister(shared); }
+
+/* Threads have one mapping of the flags, which nobody may still write when it goes: of a broken
+ * group nobody knows, and it stays.  Processes have each their own. */
+static void flags_end(epo_backend *be, epo_window *w) {
+    const bool threads = gpu_meet_threads(be->meet);
+    if (w->key == NULL || (threads && atomic_load(&be->late) != EPO_OK))
+        return;
+    const bool mine = !w->registered || gpu_release(be, "flags", flags_unregister, (void *)w->key);
+    if (mine && (!threads || gpu_meet_barrier(be->meet) == EPO_OK))
+        gpu_meet_unshare(be->meet, (void *)w->key, w->shared_bytes);
+}
+
+/* [collective unless broken]  Where a GPU does not come to rest, another group's work on it or the
+ * caller's, the window stays. */
 void gpu_window_destroy(epo_backend *be, epo_window *w) {
     if (w == NULL)
         return;
@@ -232,21 +304,12 @@ void gpu_window_destroy(epo_backend *be, epo_window *w) {
             *at = w->next;
             break;
         }
-    (void)cudaSetDevice(be->device);
-    (void)cudaDeviceSynchronize();
-    peers_close(be, w->peer, w->opened);
-    /* Nobody may still write to this window or its flags when they go.  Of a broken
-     * group nobody knows: its flags stay mapped. */
-    if (atomic_load(&be->late) == EPO_OK)
-        (void)gpu_meet_barrier(be->meet);
+    const bool closed = peers_close(be, w->peer, w->opened, true);
     gpu_watch_forget(be, w->words, w->shared_bytes);
-    if (atomic_load(&be->late) == EPO_OK && w->key != NULL) {
-        if (w->registered)
-            (void)cudaHostUnregister((void *)w->key);
-        if (gpu_meet_barrier(be->meet) == EPO_OK)
-            gpu_meet_unshare(be->meet, (void *)w->key, w->shared_bytes);
+    if (all_closed(be, closed)) {
+        flags_end(be, w);
+        gpu_free_shared(be, w->base, w->bytes);
     }
-    gpu_free_shared(be, w->base, w->bytes);
     free(w->opened);
     free(w->peer);
     free(w);

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cuda_runtime.h - what a test tells the CUDA runtime of cuda_runtime.c, and asks it.
+ */
+#ifndef EPO_TESTS_FAKE_CUDA_RUNTIME_H
+#define EPO_TESTS_FAKE_CUDA_RUNTIME_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* Of the calls of one device that may fail, the one with this number does (from 0; -1: none). */
+void fake_cuda_fail(int device, long at);
+/* Such calls of that device since; the one that failed, "": none did. */
+long fake_cuda_calls(void);
+const char *fake_cuda_failed(void);
+
+typedef enum fake_busy {
+    FAKE_IDLE,
+    FAKE_OTHERS, /* somebody else's kernel never ends: what waits for the device waits */
+    FAKE_ALL     /* and the streams' own work does not end */
+} fake_busy;
+void fake_cuda_busy(fake_busy busy);
+/* Calls that wait now. */
+int fake_cuda_waiting(void);
+
+/* What was made and not given back, in `text` by kind; 0: nothing.  Communicators are in it. */
+int fake_cuda_left(char *text, size_t size);
+/* Counts no more what is left: all, or memory that stays registered, as a broken group's flags do
+ * where ranks are threads. */
+void fake_cuda_forget(bool flags);
+/* How often something was given back twice, or was never made, since this was asked last. */
+int fake_cuda_wrong(void);
+
+/* An ncclComm_t of the caller's, of ranks that are threads. */
+void fake_comm_open(int rank, int ranks, void **out);
+void fake_comm_close(void *comm);
+
+/* For cuda_nccl.c: is it this call's turn to fail; until the device rests; a communicator. */
+bool fake_cuda_turn(const char *call);
+void fake_cuda_hold(void);
+void *fake_cuda_make(size_t bytes);
+bool fake_cuda_unmake(void *p);
+
+#endif

@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The CUDA engine over a runtime in ordinary memory (tests/fake/cuda_runtime.c): each call of
+ * CUDA and NCCL that makes a group, a buffer or an exchange fails in turn, and everything has been
+ * given back afterwards; and a GPU that never comes to rest, as another group's work hangs on
+ * it, keeps nobody waiting beyond the limit.
+ *
+ *   test_cuda_scarce [EVERY]    every so many-th call fails (31)
+ */
+#include "config.h"
+
+#include "backend/engine.h"
+#include "member.h"
+#include "unit.h"
+
+#include "../fake/cuda_runtime.h"
+
+#include <cuda_runtime_api.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { RANKS = 2, FLOATS = 100 };
+
+/* How ranks meet and reach each other. */
+typedef enum way { PEERS, NCCL, COMM, WAYS } way;
+static const char *const ways[WAYS] = {"peers' memory", "NCCL", "a communicator"};
+
+#ifdef HAVE_NCCL
+enum { WAYS_HERE = WAYS };
+#else
+enum { WAYS_HERE = PEERS + 1 }; /* the engine was built without NCCL's header */
+#endif
+
+static long every = 31;
+static const epo_engine *engine;
+
+typedef struct member {
+    int rank, wrong;
+    way way;
+    epo_world *world;
+    epo_status status; /* of the first call that failed */
+    fake_busy then;    /* before the end */
+    char text[EPO_ERROR_MAX];
+} member;
+
+static pthread_barrier_t together;
+
+static bool went(member *m, epo_status status) {
+    if (status != EPO_OK && m->status == EPO_OK) {
+        m->status = status;
+        snprintf(m->text, sizeof m->text, "%s", engine->error());
+    }
+    return m->status == EPO_OK;
+}
+
+static epo_engine_group group_of(member *m, void *comm) {
+    epo_engine_group g = {sizeof g, EPO_GROUP_CONFIG_INIT, "a test"};
+    g.config.engine = EPO_ENGINE_CUDA;
+    g.config.overlap = EPO_ON;
+    g.config.delay_wgrad = EPO_OFF;
+    g.config.dispatcher = EPO_DISPATCH_ALLTOALL;
+    g.config.chunks = 2;
+    g.config.timeout_s = 1;
+    g.config.nccl_comm = comm;
+    if (comm == NULL) {
+        g.config.rank = m->rank;
+        g.config.ranks = RANKS;
+        g.config.threads = m->world;
+    }
+    return g;
+}
+
+/* All that a rank does here. */
+static void *member_main(void *arg) {
+    member *m = arg;
+    float data[FLOATS] = {0};
+    epo_buffer_config b = EPO_BUFFER_CONFIG_INIT;
+    epo_group *group = NULL;
+    epo_buffer *buffer = NULL;
+    void *comm = NULL;
+    b.experts = 2 * RANKS;
+    b.hidden = 64;
+    b.top_k = 1;
+    b.max_tokens = 8;
+    b.type = EPO_F32;
+    cudaSetDevice(m->rank);
+    if (m->way == COMM)
+        fake_comm_open(m->rank, RANKS, &comm);
+    const epo_engine_group g = group_of(m, comm);
+    if (went(m, engine->group_create(&g, &group)) &&
+        went(m, engine->buffer_create(group, &b, &buffer)) &&
+        went(m, engine->group_barrier(group)) &&
+        went(m, engine->group_allreduce(group, data, FLOATS, NULL)))
+        (void)went(m, engine->group_async_error(group));
+    pthread_barrier_wait(&together);
+    if (m->rank == 0)
+        fake_cuda_busy(m->then);
+    pthread_barrier_wait(&together);
+    (void)went(m, engine->buffer_destroy(buffer));
+    (void)went(m, engine->group_destroy(group));
+    fake_comm_close(comm);
+    return NULL;
+}
+
+static void run(member *m, way way) {
+    pthread_t thread[RANKS];
+    epo_world *world = NULL;
+    if (way == NCCL)
+        setenv("EP_OVERLAP_CUDA_PEER", "0", 1);
+    else
+        unsetenv("EP_OVERLAP_CUDA_PEER");
+    CU_ASSERT_EQUAL_FATAL(engine->world_create(RANKS, &world), EPO_OK);
+    pthread_barrier_init(&together, NULL, RANKS);
+    for (int r = 0; r < RANKS; r++) {
+        m[r].rank = r;
+        m[r].way = way;
+        m[r].world = world;
+        CU_ASSERT_EQUAL_FATAL(pthread_create(&thread[r], NULL, member_main, &m[r]), 0);
+    }
+    for (int r = 0; r < RANKS; r++)
+        pthread_join(thread[r], NULL);
+    pthread_barrier_destroy(&together);
+    engine->world_destroy(world);
+}
+
+/* Threads that were left may still be at it. */
+static int left_in_the_end(char *text, size_t size) {
+    int left = 1;
+    for (int i = 0; i < 500 && left > 0; i++) {
+        left = fake_cuda_left(text, size);
+        if (left > 0)
+            nanosleep(&(struct timespec){0, 10000000}, NULL);
+    }
+    return left;
+}
+
+static void expect_nothing_left(const char *what, const char *call) {
+    char text[200];
+    const int left = left_in_the_end(text, sizeof text), wrong = fake_cuda_wrong();
+    if (left != 0 || wrong != 0)
+        printf("%s, %s: left: %s; given back wrongly: %d\n", what, call, text, wrong);
+    CU_ASSERT_EQUAL(left, 0);
+    CU_ASSERT_EQUAL(wrong, 0);
+    fake_cuda_forget(false);
+}
+
+static void all_is_well(way way) {
+    member m[RANKS] = {{0}};
+    run(m, way);
+    for (int r = 0; r < RANKS; r++) {
+        if (m[r].status != EPO_OK)
+            printf("%s, rank %d: %s\n", ways[way], r, m[r].text);
+        CU_ASSERT_EQUAL(m[r].status, EPO_OK);
+    }
+    expect_nothing_left(ways[way], "nothing failed");
+}
+
+static void nothing_fails(void) {
+    for (int w = 0; w < WAYS_HERE; w++)
+        all_is_well((way)w);
+}
+
+/* On rank 1, which has device 1. */
+static void each_call_fails(way way) {
+    long calls = 1, survived = 0;
+    for (long at = 0; at < calls; at += at == 0 ? 1 : every) {
+        member m[RANKS] = {{0}};
+        fake_cuda_fail(1, at == 0 ? -1 : at - 1);
+        run(m, way);
+        if (at == 0)
+            calls = fake_cuda_calls() + 1;
+        const bool both = m[0].status != EPO_OK && m[1].status != EPO_OK;
+        const bool none = m[0].status == EPO_OK && m[1].status == EPO_OK;
+        survived += at > 0 && none;
+        if (!both && !none)
+            printf("%s, %s (call %ld): rank 0: %d %s; rank 1: %d %s\n", ways[way],
+                   fake_cuda_failed(), at, (int)m[0].status, m[0].text, (int)m[1].status,
+                   m[1].text);
+        CU_ASSERT(both || none);
+        if (!none && way != COMM)
+            fake_cuda_forget(true);
+        expect_nothing_left(ways[way], fake_cuda_failed());
+    }
+    fake_cuda_fail(1, -1);
+    printf("%s: %ld calls, %ld of them not needed\n", ways[way], calls - 1, survived);
+    CU_ASSERT(calls > 50);
+}
+
+static void peers_calls_fail(void) { each_call_fails(PEERS); }
+static void nccl_calls_fail(void) {
+    for (int w = NCCL; w < WAYS_HERE; w++)
+        each_call_fails((way)w);
+}
+
+/* Of this process: those that were left are among them. */
+static int threads_here(void) {
+    char line[200];
+    int n = 0;
+    FILE *f = fopen("/proc/self/status", "re");
+    while (f != NULL && fgets(line, sizeof line, f) != NULL)
+        if (strncmp(line, "Threads:", 8) == 0)
+            n = (int)strtol(line + 8, NULL, 10);
+    if (f != NULL)
+        fclose(f);
+    return n;
+}
+
+/* The device is busy for good: the ranks end all the same.  What others' work holds up while a
+ * group is made is given back when that ends; windows that could not be closed within the limit
+ * stay. */
+static void stays_busy(fake_busy begin, fake_busy then) {
+    for (int w = 0; w < WAYS_HERE; w++) {
+        member m[RANKS] = {{.then = then}, {.then = then}};
+        fake_cuda_busy(begin);
+        run(m, (way)w);
+        for (int r = 0; r < RANKS; r++) {
+            const epo_status want = then == FAKE_ALL ? EPO_E_TIMEOUT : EPO_OK;
+            if (m[r].status != want)
+                printf("%s, rank %d: %s\n", ways[w], r, m[r].text);
+            CU_ASSERT_EQUAL(m[r].status, want);
+        }
+        CU_ASSERT((then != FAKE_IDLE) == (fake_cuda_waiting() > 0));
+        fake_cuda_busy(FAKE_IDLE);
+        if (then == FAKE_IDLE)
+            expect_nothing_left(ways[w], "others' work");
+        while (threads_here() > 1)
+            nanosleep(&(struct timespec){0, 10000000}, NULL);
+        CU_ASSERT_EQUAL(fake_cuda_wrong(), 0);
+        fake_cuda_forget(false);
+    }
+}
+
+static void others_work_at_the_end(void) { stays_busy(FAKE_IDLE, FAKE_OTHERS); }
+static void others_work_from_the_beginning(void) { stays_busy(FAKE_OTHERS, FAKE_IDLE); }
+static void own_work_at_the_end(void) { stays_busy(FAKE_IDLE, FAKE_ALL); }
+
+int main(int argc, char **argv) {
+    static const CU_TestInfo tests[] = {
+        {"nothing fails", nothing_fails},
+        {"each call fails: peers", peers_calls_fail},
+        {"each call fails: NCCL", nccl_calls_fail},
+        {"others' work hangs at the end", others_work_at_the_end},
+        {"others' work hangs from the beginning", others_work_from_the_beginning},
+        {"own work hangs at the end", own_work_at_the_end},
+        CU_TEST_INFO_NULL,
+    };
+    setenv("EP_OVERLAP_CUDA_SMALL", "0", 1); /* rows by copies: kernels do nothing here */
+    every = argc > 1 ? strtol(argv[1], NULL, 10) : every;
+    engine = epo_engine_entry(EPO_ENGINE_ABI);
+    alarm(every < 10 ? 3000 : 300); /* what hangs, ends */
+    return every < 1 || engine == NULL ? 2 : unit_run("cuda scarce", tests);
+}
