@@ -227,6 +227,16 @@ static epo_plan *open_plan(moe_rank *c, epo_buffer *b, int tokens, epo_status wa
 
 static float element(int rank, int t, int h) { return (float)(100 * rank + 10 * t + h + 1); }
 
+/* Sent so far, in rows: by alltoall each rank's two blocks of three to the other one. */
+static void expect_sent(moe_rank *c, epo_group *g, uint64_t dispatched, uint64_t combined,
+                        uint64_t filled) {
+    const uint64_t row = H * sizeof(float);
+    epo_stats s = {.size = sizeof s};
+    EXPECT(c, c->engine->group_stats(g, &s, 0) == EPO_OK);
+    EXPECT(c, s.dispatch_bytes == dispatched * row && s.combine_bytes == combined * row);
+    EXPECT(c, s.padding_bytes == filled * row);
+}
+
 /* Capacity 3 and two ranks: expert e begins at row 8e, rank r's block at 3r in it. */
 static void padded_rank(moe_rank *c) {
     const moe_how *how = c->arg;
@@ -248,7 +258,10 @@ static void padded_rank(moe_rank *c) {
         x[i / H][i % H] = element(c->rank, i / H, i % H);
     memset(rows, 0xff, sizeof rows);
     memset(weight, 0xff, sizeof weight);
+    const bool flex = how->dispatcher == EPO_DISPATCH_FLEX;
+    const uint64_t there = c->rank ? T - 1 : 0, back = c->rank ? 0 : T - 1; /* real rows */
     EXPECT(c, c->engine->dispatch(plan, x, rows, weight, NULL) == EPO_OK);
+    expect_sent(c, g, flex ? there : 2 * C, 0, flex ? 0 : 2 * C - there);
     for (int i = 0; i < 2 * ROWS; i++) {
         int e = i / ROWS, source = i % ROWS / C, t = 2 * (i % ROWS % C) + e;
         bool real = c->rank == 0 && source < R && t < T - source;
@@ -258,6 +271,7 @@ static void padded_rank(moe_rank *c) {
     }
     EXPECT(c, c->engine->combine(plan, rows, y, NULL, NULL, NULL) == EPO_OK);
     EXPECT(c, memcmp(y, x, (size_t)(T - c->rank) * sizeof y[0]) == 0);
+    expect_sent(c, g, flex ? there : 2 * C, flex ? back : 2 * C, flex ? 0 : 4 * C - there - back);
     c->engine->plan_release(plan);
     EXPECT(c, c->engine->buffer_destroy(b) == EPO_OK);
     EXPECT(c, c->engine->group_destroy(g) == EPO_OK);
