@@ -3,11 +3,12 @@
 """An unmodified torch program with and without the interposer.
 
     intercept.py LIBRARY [part[:n] ...]    parts: random churn groups graph mismatch abort time small gemm layer speed
-                                           (default: all); :n takes the n-th of its cases alone
+                                           (default: all); :n takes the n-th of its cases alone,
+                                           one+another what both have first, in the same processes
         --ranks N     two where nothing is said; `speed`, `time` and `mismatch` are of two
         --calls N     random calls of the long case
-        --together    all cases are started at once and take their turns when they are ready to
-                      exchange: what starts processes and communicators is not waited for each time
+        --together    all cases are started at once, by fork from one that has imported torch, and take their
+                      turns when they are ready to exchange: what starts is not waited for each time
 
 Starts the ranks of each case, plain and with LIBRARY preloaded, compares results to the bit with
 what each rank knows the others sent, and prints times side by side. With fewer GPUs than ranks,
@@ -21,6 +22,7 @@ import faulthandler
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -30,6 +32,7 @@ import time
 import intercept_speed as speed
 from intercept_speed import MB, say
 from launch import at_gate, gpus, in_turn, sharing, told
+from nursery import Nursery, serve
 
 HERE = os.path.abspath(__file__)
 # ---- ranks ---------------------------------------------------------------------------------
@@ -362,27 +365,44 @@ def rank_main(parts):
 
 
 def start(options, mode, parts, extra, gate=None):
-    """The ranks of one case. `gate`: a path; they stand before their first exchange until it is there."""
+    """The ranks of one case. `gate`: a path; they stand before their first exchange until it is there.
+    From the mode's nursery, where there is one."""
     port, ranks, folder = free_port(), [], os.environ.get("EPO_RESULTS", "")
     count = int(extra.get("RANKS", options.ranks))
     for rank in range(count):
-        env = dict(os.environ, RANK=str(rank), WORLD_SIZE=str(count), LOCAL_RANK=str(rank),
-                   MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1",
-                   **sharing(rank, count, options.gpus))
-        env.setdefault("NCCL_NVLS_ENABLE", "0")
+        env = dict(RANK=str(rank), WORLD_SIZE=str(count), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1",
+                   MASTER_PORT=str(port), OMP_NUM_THREADS="1", **sharing(rank, count, options.gpus))
+        env["NCCL_NVLS_ENABLE"] = os.environ.get("NCCL_NVLS_ENABLE", "0")
+        if count > options.gpus:  # (a rank waits for the other's turn on the GPU now and then)
+            env["EP_OVERLAP_INTERPOSE_WAIT"] = "200000"
         if gate:
             env["EP_TEST_GATE"] = gate
         env.update(extra)
         if mode != "plain":
-            env["LD_PRELOAD"] = options.library
             env["EP_OVERLAP_INTERPOSE"] = mode
             env.setdefault("EP_OVERLAP_INTERPOSE_ALLTOALL", "1")  # what torch makes of an even exchange
             if folder:
                 env["EP_OVERLAP_RECORD"] = folder
+        nursery = options.nurseries.get("plain" if mode == "plain" else "preloaded")
+        if nursery and not set(extra) & set(SEGMENTS):  # (torch may have read that when it was imported)
+            ranks.append(nursery.start(env, parts))
+            continue
         ranks.append(subprocess.Popen(
-            [sys.executable, HERE, "--rank", json.dumps(parts)],
-            env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+            [sys.executable, HERE, "--rank", json.dumps(parts)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, env=dict(os.environ, **env, **preload(options, mode))))
     return ranks
+
+
+def preload(options, mode):
+    return {} if mode == "plain" else {"LD_PRELOAD": options.library}
+
+
+def open_nurseries(options, cases):
+    for mode in sorted({case[1] for case in cases}):
+        name = "plain" if mode == "plain" else "preloaded"
+        if name not in options.nurseries:
+            options.nurseries[name] = Nursery([sys.executable, HERE, "--nursery"],
+                                              dict(os.environ, OMP_NUM_THREADS="1", **preload(options, mode)))
 
 
 def end(ranks, timeout):
@@ -407,6 +427,7 @@ def in_turns(options, cases):
     """All cases, started at once; each has the GPUs alone from its first exchange on."""
     failed, folder = 0, tempfile.mkdtemp(prefix="ep-intercept-")
     running = []
+    open_nurseries(options, cases)
     try:
         for i, (name, mode, parts, limit, extra) in enumerate(cases):
             gate = os.path.join(folder, "gate%d" % i)
@@ -415,10 +436,14 @@ def in_turns(options, cases):
             with in_turn(contextlib.nullcontext(), gate, ranks):
                 failed += not show(name, end(ranks, limit))
     finally:
-        for _, ranks, _, _ in running:
-            for p in ranks:
-                if p.poll() is None:
-                    p.kill()
+        for name, ranks, _, _ in running:
+            left = [p for p in ranks if p.poll() is None]
+            for p in left:
+                p.kill()
+            if left:
+                show(name + " (not ended)", end(ranks, 5))
+        for nursery in options.nurseries.values():
+            nursery.end()
         shutil.rmtree(folder, ignore_errors=True)
     return failed
 
@@ -471,24 +496,37 @@ PARTS = {"random": part_random, "churn": part_churn, "graph": part_graph, "misma
          "gemm": speed.part_gemm, "layer": speed.part_layer, "speed": speed.part_speed}
 
 
-def chosen(options):
-    """(name, mode, parts, limit, environment) of what the command line asks for and this machine can do."""
-    cases, shared = [], options.gpus < options.ranks
-    for word in options.part or list(CASES):
-        group, _, only = word.partition(":")
-        if shared and group in NEED_P2P:
-            print("left out, as %d ranks share %d GPU: %s" % (options.ranks, options.gpus, group))
+def cases_of(options, word):
+    """(mode, parts, limit, environment) of one word of the command line, as far as this machine can."""
+    group, _, only = word.partition(":")
+    shared = options.gpus < options.ranks
+    if shared and group in NEED_P2P:
+        print("left out, as %d ranks share %d GPU: %s" % (options.ranks, options.gpus, group))
+        return
+    for mode, parts, limit, extra in [CASES[group][int(only)]] if only else CASES[group]:
+        if group == "random" and options.calls and parts[0][1][0] >= 50000:
+            parts = [["random", [options.calls] + parts[0][1][1:3] + [options.seconds]]]
+            limit = options.seconds + 50
+        if shared and group == "mismatch" and mode == "plain":
+            print("left out, as NCCL's socket refuses a message that is longer than its receiver: mismatch plain")
             continue
-        for mode, parts, limit, extra in [CASES[group][int(only)]] if only else CASES[group]:
-            if group == "random" and options.calls and parts[0][1][0] >= 50000:
-                parts = [["random", [options.calls] + parts[0][1][1:3] + [options.seconds]]]
-                limit = options.seconds + 50
-            if shared and group == "mismatch" and mode == "plain":
-                print("left out, as NCCL's socket refuses a message that is longer than its receiver: mismatch plain")
-                continue
-            if shared and group == "mismatch":
-                extra = dict(extra, **ALL)
-            name = " ".join([group, mode] + ["%s=%s" % kv for kv in extra.items()])
+        if shared and group == "mismatch":
+            extra = dict(extra, **ALL)
+        yield mode, parts, limit, extra
+
+
+def chosen(options):
+    """(name, mode, parts, limit, environment) of what the command line asks for."""
+    cases = []
+    for word in options.part or list(CASES):
+        members = [list(cases_of(options, one)) for one in word.split("+")]
+        if len(members) > 1:  # the first of each, one after the other in the same processes
+            firsts = [member[0] for member in members if member]
+            members = [[(firsts[0][0], sum([f[1] for f in firsts], []), sum(f[2] for f in firsts),
+                         {k: v for f in firsts for k, v in f[3].items()})]]
+        for mode, parts, limit, extra in members[0]:
+            name = " ".join([word.partition(":")[0] if "+" not in word else word, mode]
+                            + ["%s=%s" % kv for kv in extra.items()])
             cases.append((name[:80], mode, parts, limit, extra))
     return cases
 
@@ -496,6 +534,11 @@ def chosen(options):
 def main():
     if len(sys.argv) > 2 and sys.argv[1] == "--rank":
         return rank_main(json.loads(sys.argv[2]))
+    if sys.argv[1:] == ["--nursery"]:
+        import torch.distributed  # noqa: F401 (before all children)
+
+        return serve(rank_main) or 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("a signal: ended before the end"))
     parser = argparse.ArgumentParser()
     parser.add_argument("library")
     parser.add_argument("part", nargs="*")
@@ -504,7 +547,7 @@ def main():
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--together", action="store_true")
     options = parser.parse_intermixed_args()
-    options.gpus = gpus()
+    options.gpus, options.nurseries = gpus(), {}
     if options.gpus < 1:
         print("left out: no GPU here")
         return 77
