@@ -4,7 +4,7 @@ seconds for each process is done once for all.
 
     nursery = Nursery([program, "--nursery"], environment)    in the program: nursery.serve(run)
     child = nursery.start({"RANK": "0", ...}, job)            run(job) in a child with that environment
-    child.communicate(timeout), poll(), kill(), returncode    as a Popen with its output in one pipe
+    child.communicate(timeout), poll(), kill(), returncode    as of a Popen; errors are in the output, or apart
 """
 import json
 import os
@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 
@@ -43,20 +44,21 @@ class Child:
             if time.time() > until:
                 raise subprocess.TimeoutExpired(self.path, timeout)
             time.sleep(0.01)
-        return self._read(".out"), None
+        return self._read(".out"), self._read(".err")
 
 
 class Nursery:
     def __init__(self, command, environment):
         self.folder = tempfile.mkdtemp(prefix="ep-nursery-")
-        self.count = 0
+        self.count, self.lock = 0, threading.Lock()
         self.server = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, text=True)
 
-    def start(self, environment, job):
-        self.count += 1
-        path = os.path.join(self.folder, str(self.count))
-        self.server.stdin.write(json.dumps([path, environment, job]) + "\n")
-        self.server.stdin.flush()
+    def start(self, environment, job, apart=False):
+        with self.lock:
+            self.count += 1
+            path = os.path.join(self.folder, str(self.count))
+            self.server.stdin.write(json.dumps([path, environment, job, apart]) + "\n")
+            self.server.stdin.flush()
         return Child(path)
 
     def end(self):
@@ -73,10 +75,13 @@ def _write(path, text):
     os.rename(path + ".new", path)
 
 
-def _child(path, environment, job, run):
-    out = os.open(path + ".out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    os.dup2(out, 1)
-    os.dup2(out, 2)
+def _file(path):
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+
+
+def _child(path, environment, job, apart, run):
+    os.dup2(_file(path + ".out"), 1)
+    os.dup2(_file(path + ".err") if apart else 1, 2)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.update(environment)
     status = 1
@@ -107,10 +112,10 @@ def serve(run):
             pass
         *lines, rest = rest.split(b"\n")
         for line in lines:
-            path, environment, job = json.loads(line)
+            path, environment, job, apart = json.loads(line)
             pid = os.fork()
             if pid == 0:
-                return _child(path, environment, job, run)
+                return _child(path, environment, job, apart, run)
             running[pid] = path
             _write(path + ".pid", "%d\n" % pid)
         for pid in [] if open_ else running:

@@ -12,7 +12,8 @@
         programs   a shell with jobs and traps, /bin/true, a program linked statically
         reopen     python without torch that opens the job's NCCL, uses it and closes it, again and again
 
---together: all parts are started at once, and six runs at a time are let at the GPUs.
+--together: all parts are started at once, by fork from one that has imported torch, and six runs at a time are
+let at the GPUs.
 Two ranks, on two GPUs or on one. Each part prints a digest of what its ranks saw;
 output, status and digest have to be the same plain, observed with the recorder, and accelerated, and
 nothing of ours is left in /dev/shm.
@@ -31,6 +32,7 @@ import threading
 import time
 
 from launch import at_gate, gpus, in_turn, sharing, told
+from nursery import Nursery, serve
 
 HERE = os.path.abspath(__file__)
 ALONE = ("plain", "reopen")  # one rank without torch
@@ -194,26 +196,37 @@ def nccl_path():
 # ---- runs ----------------------------------------------------------------------------------
 
 
-def run(library, mode, part, ranks, extra, limit, turn):
+def rank_of(part):
+    globals()["rank_" + part]()
+    return 0
+
+
+def run(library, mode, part, ranks, extra, limit, turn, nurseries):
     folder = tempfile.mkdtemp(prefix="ep-preload-")
     gate = os.path.join(folder, "gate")
     if turn and part not in ALONE:
         extra = dict(extra, EP_TEST_GATE=gate)
     jobs = []
     for r in range(ranks):
-        env = dict(os.environ, RANK=str(r), WORLD_SIZE=str(ranks),
-                   PRELOAD_TEST_MEET=f"file://{folder}/meet", PRELOAD_TEST_NCCL=nccl_path(),
-                   **sharing(r, ranks, gpus()), **extra)
+        env = dict(RANK=str(r), WORLD_SIZE=str(ranks), PRELOAD_TEST_MEET=f"file://{folder}/meet",
+                   PRELOAD_TEST_NCCL=nccl_path(), **sharing(r, ranks, gpus()), **extra)
         if mode != "plain":
-            env.update(LD_PRELOAD=library, EP_OVERLAP_INTERPOSE=mode, EP_OVERLAP_INTERPOSE_LEAST="64k")
+            env.update(EP_OVERLAP_INTERPOSE=mode, EP_OVERLAP_INTERPOSE_LEAST="64k", EP_OVERLAP_INTERPOSE_WAIT="200000")
         if mode == "observe":
             env.update(EP_OVERLAP_RECORD=folder, EP_OVERLAP_RECORD_WINDOW="0.1-55s")
-        jobs.append(subprocess.Popen([sys.executable, HERE, "--rank", part], env=env, text=True,
-                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        if nurseries and part not in ALONE + ("segments",):  # (torch may have read that when it was imported)
+            jobs.append(nurseries[mode != "plain"].start(env, part, apart=True))
+            continue
+        jobs.append(subprocess.Popen([sys.executable, HERE, "--rank", part], text=True, stdout=subprocess.PIPE,
+                                     stderr=subprocess.PIPE, env=dict(os.environ, **env, **preload(library, mode))))
     if "EP_TEST_GATE" not in extra:
         return gather(jobs, limit)
     with in_turn(turn, gate, jobs):
         return gather(jobs, limit)
+
+
+def preload(library, mode):
+    return {} if mode == "plain" else {"LD_PRELOAD": library}
 
 
 def gather(jobs, limit):
@@ -230,14 +243,16 @@ def gather(jobs, limit):
     return out
 
 
-def same(library, name, ranks, turn, extra=None, limit=22):
+def same(library, name, ranks, turn, nurseries, extra=None, limit=22):
     part = name.split("-")[0]
     modes = ["plain", "observe", "accelerate"]
     with concurrent.futures.ThreadPoolExecutor() as pool:
         runs = dict(zip(modes, pool.map(
-            lambda m: run(library, m, part, ranks, extra or {}, limit, turn), modes)))
+            lambda m: run(library, m, part, ranks, extra or {}, limit, turn, nurseries), modes)))
     plain = [(r["status"], r["out"]) for r in runs["plain"]]
     bad = any("TIMEOUT" in out for _, out in plain)
+    ends = [5] * (ranks - 1) + [-signal.SIGSEGV] if part == "crash" else [0] * ranks
+    bad |= [status for status, _ in plain] != ends
     for mode in modes[1:]:
         bad |= [(r["status"], r["out"]) for r in runs[mode]] != plain
         # whoever asked for nothing hears nothing; the recorder has its lines
@@ -295,8 +310,12 @@ def rooms():
 
 def main():
     if len(sys.argv) > 1 and sys.argv[1] == "--rank":
-        globals()["rank_" + sys.argv[2]]()
-        return 0
+        return rank_of(sys.argv[2])
+    if sys.argv[1:] == ["--nursery"]:
+        import torch.distributed
+        import torch.utils.data  # noqa: F401 (before all children)
+
+        return serve(rank_of) or 0
     parser = argparse.ArgumentParser()
     parser.add_argument("library")
     parser.add_argument("parts", nargs="*",
@@ -315,9 +334,13 @@ def main():
         words = ([part[9:]] if part[9:] else ["True", "False"]) if part.startswith("segments") else []
         cases += [(f"segments-{word}", {"PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{word}"})
                   for word in words] or [(part, None)]
+    nurseries = [Nursery([sys.executable, HERE, "--nursery"], dict(os.environ, **preload(library, mode)))
+                 for mode in ("plain", "observe")] if turn else None
     with concurrent.futures.ThreadPoolExecutor(max(1, len(cases)) if turn else 1) as pool:
         bad = list(pool.map(lambda case: same(library, case[0], 1 if case[0] in ALONE else ranks,
-                                              turn, case[1]), cases))
+                                              turn, nurseries, case[1]), cases))
+    for nursery in nurseries or []:
+        nursery.end()
     failed += [name for (name, _), wrong in zip(cases, bad) if wrong]
     left = rooms() - before
     if left:
