@@ -57,6 +57,9 @@ serial_and_overlapped() {
     serial_and_overlapped
     run "$tool" profile overlap.json --range 0-0.00005
     [[ $output =~ expert\ communication[[:space:]]+0.050\ ms && $output =~ overlapped\ share[[:space:]]+50.00\ % ]]
+    run "$tool" profile overlap.json --range 100-200
+    [ "$status" -eq 3 ]
+    [[ $output == *"overlap.json: --range begins behind the end: the record is 0.000 s long"* ]]
 }
 
 @test "a share is refused where copies cannot be classified" {

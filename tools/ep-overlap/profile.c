@@ -157,6 +157,10 @@ static epo_status load(profile_file *f, const char *path, const profile_options 
     if (o->has_range) {
         f->from = after(f->first, o->from);
         f->to = after(f->first, o->to);
+        if (f->from >= f->last)
+            return epo_fail(EPO_E_ARG,
+                            "%s: --range begins behind the end: the record is %.3f s long", path,
+                            (double)(f->last - f->first) / 1e9);
     }
     refuse(f);
     f->times = calloc(f->facts.units + 1, sizeof *f->times);
