@@ -38,3 +38,14 @@ files() { (cd "$1" && find . ! -type d | sort); }
         [[ ! $output =~ R(UN)?PATH.*\[/ ]]
     done <list
 }
+
+@test "packages with the engine for GPUs: a Toolkit that is not there is named, before anything is built" {
+    for script in build-deb.sh build-rpm.sh; do
+        run "$top/packaging/$script" -g "$PWD/cuda" "$PWD/out"
+        [ "$status" -eq 1 ]
+        [[ $output == "$script: no CUDA Toolkit in $PWD/cuda (bin/nvcc)" ]]
+        [ ! -e out ]
+        run "$top/packaging/$script" -g
+        [ "$status" -eq 2 ]
+    done
+}
