@@ -31,6 +31,7 @@ typedef struct reader {
     epo_command command;
     int nesting;
     bool in_program; /* behind a training script */
+    bool harness;    /* one of Bridge's performance scripts */
     step step;
 } reader;
 
@@ -210,12 +211,32 @@ static bool read_step_option(reader *r, const epo_word *word, const char *name, 
     return true;
 }
 
+/* -g h100 -c bf16 -ng 16 -gn 8 of Bridge's performance scripts. */
+static epo_status read_harness_flag(reader *r, const epo_word *word) {
+    static const struct {
+        const char *flag, *key;
+    } flags[] = {
+        {"-g", "gpu"}, {"-ng", "world_size"}, {"-gn", "launcher.ranks_per_node"}, {"-c", "bf16"}};
+    const epo_word *next = peek(r, 1);
+    char source[300];
+    if (next == NULL || next->begins || next->open || is_flag(next->text))
+        return EPO_OK;
+    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
+        if (strcmp(flags[i].flag, word->text) == 0) {
+            r->at++;
+            source_of(r, word, word->text, source, sizeof source);
+            /* every recipe sits on bf16: bf16, fp8_mx, nvfp4 */
+            return epo_facts_set(r->facts, flags[i].key, i == 3 ? "true" : next->text, source);
+        }
+    return EPO_OK;
+}
+
 static epo_status read_flag(reader *r, const epo_word *word) {
     char name[NAME_MAX_], path[NAME_MAX_], label[NAME_MAX_];
     const char *equals = strchr(word->text, '=');
     size_t length = equals == NULL ? strlen(word->text) : (size_t)(equals - word->text);
     if (length < 3 || length >= NAME_MAX_ || word->text[1] != '-')
-        return EPO_OK;
+        return r->harness && r->in_program ? read_harness_flag(r, word) : EPO_OK;
     snprintf(label, sizeof label, "%.*s", (int)length, word->text);
     snprintf(name, sizeof name, "%.*s", (int)length - 2, word->text + 2);
     for (char *c = name; *c != '\0'; c++)
@@ -346,6 +367,7 @@ static bool is_training_script(const char *base) {
 static void follow(reader *r, const epo_word *word, const char *base) {
     const epo_word *next = peek(r, 1);
     r->in_program = (r->in_program && !word->begins) || is_training_script(base);
+    r->harness = (r->harness && r->in_program) || strcmp(base, "run_script.py") == 0;
     if (strcmp(base, "ep-overlap") == 0 && next != NULL && strcmp(next->text, "exec") == 0)
         r->step.exec = true;
     if (r->in_program && word->open && word->text[0] == '$' && word->text[1] != '\0' &&

@@ -203,6 +203,20 @@ static void bridge_overrides_are_read(void) {
     epo_facts_destroy(facts);
 }
 
+static void the_harness_says_what_it_runs_on(void) {
+    epo_facts *facts = epo_facts_create();
+    read_script("uv run python scripts/performance/run_script.py -m qwen -mr qwen3_30b_a3b -g h100 "
+                "-c bf16 -ng 16 -gn 8 --moe_a2a_overlap true; python other.py -g a100",
+                facts);
+    CU_ASSERT_EQUAL(epo_settings_derive(facts), EPO_OK);
+    check_fact(facts, "gpu", "h100");
+    check_fact(facts, "gpu_major", "9");
+    check_fact(facts, "world_size", "16");
+    check_fact(facts, "bf16", "true");
+    check_fact(facts, "overlap_moe_expert_parallel_comm", "True");
+    epo_facts_destroy(facts);
+}
+
 static void inner_shells_are_looked_into(void) {
     epo_facts *facts = epo_facts_create();
     read_script("srun bash -c \"python pretrain_gpt.py --bf16 --num-experts 8\" --ignored", facts);
@@ -411,6 +425,7 @@ int main(void) {
         {"words refuse what is no script", words_refuse_what_is_no_script},
         {"a Megatron-LM command is read", a_megatron_command_is_read},
         {"Bridge's overrides are read", bridge_overrides_are_read},
+        {"the harness says what it runs on", the_harness_says_what_it_runs_on},
         {"inner shells are looked into", inner_shells_are_looked_into},
         {"what follows is derived", what_follows_is_derived},
         {"virtual stages are reckoned", virtual_stages_are_reckoned},

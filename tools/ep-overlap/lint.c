@@ -24,7 +24,7 @@ static const char help[] =
     "                     gpu=h100, torch_version=2.8.0, num_nodes=2, world_size=16,\n"
     "                     env.NAME=VALUE\n"
     "  --strict           warnings count as violations\n"
-    "  --all              list every rule, the passed ones too\n"
+    "  --all              list every rule, the passed and undecided ones too\n"
     "  --json             for programs\n"
     "  --environment      take this environment's variables for files as well\n"
     "  --no-environment   not even for COMMAND\n\n"

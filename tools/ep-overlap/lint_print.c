@@ -85,8 +85,11 @@ static bool is_about_runs(const epo_rule_verdict *v) {
            strncmp(v->missing, "ab.", 3) == 0 || strstr(v->missing, "run.") != NULL;
 }
 
+#define UNDECIDED_LINES 12 /* a configuration that says little leaves most rules undecided */
+
 /* One line per set of missing names, with the rules that hang on it. */
-static void print_undecided(const epo_lint_result *r) {
+static void print_undecided(const epo_lint_result *r, bool all) {
+    size_t lines = 0;
     for (size_t i = 0; i < epo_rules_count(); i++) {
         const epo_rule_verdict *v = &r->verdicts[i];
         bool first = v->outcome == EPO_RULE_UNDECIDED && !is_about_runs(v);
@@ -94,7 +97,7 @@ static void print_undecided(const epo_lint_result *r) {
             first = r->verdicts[k].outcome != EPO_RULE_UNDECIDED ||
                     is_about_runs(&r->verdicts[k]) ||
                     strcmp(r->verdicts[k].missing, v->missing) != 0;
-        if (!first)
+        if (!first || (++lines > UNDECIDED_LINES && !all))
             continue;
         printf("    %s:", v->missing[0] != '\0' ? v->missing : "a value that cannot be compared");
         for (size_t k = i; k < epo_rules_count(); k++)
@@ -103,6 +106,8 @@ static void print_undecided(const epo_lint_result *r) {
                 printf(" %s", r->verdicts[k].rule->id);
         putchar('\n');
     }
+    if (lines > UNDECIDED_LINES && !all)
+        printf("    and %zu more (--all)\n", lines - UNDECIDED_LINES);
 }
 
 static void print_passed(const epo_lint_result *r) {
@@ -148,7 +153,7 @@ void epo_lint_print_text(const epo_lint_result *r, bool all) {
     size_t runs = undecided_about_runs(r);
     if (r->undecided > runs) {
         printf("\nundecided: tell with --set NAME=VALUE\n");
-        print_undecided(r);
+        print_undecided(r, all);
     }
     if (all) {
         printf("\npassed:");
