@@ -137,7 +137,7 @@ t srun -N2 -n2 --ep-overlap=on sh -c "echo decision \$SLURMD_NODENAME \${EP_OVER
 echo == exec
 t srun -N2 -n2 --ep-overlap=on ep-overlap exec -- true
 echo == library
-t srun -N2 -n2 --ep-overlap=on ep-train --steps 1
+EP_OVERLAP_TIMEOUT=3 t srun -N2 -n2 --ep-overlap=on ep-train --steps 1 # n1 waits for the rank that ended
 echo == off
 t srun -N2 -n2 --ep-overlap=off ep-overlap exec -- true
 t srun -N2 -n2 ep-overlap exec -- true'
