@@ -26,7 +26,10 @@ static unsigned char board[RANKS][512];
 
 static void (*strangers_call)(uint16_t port); /* before the ranks do */
 static uint16_t other_port;                   /* that is told in place of rank 0's; 0: none */
+static uint32_t dead_ends;                    /* addresses told in front of its own */
 static int stranger_port;
+static double limit_s = 2.0;
+static bool unreachable; /* nobody meets */
 
 /* Rank 0's card begins with a key of 32 bytes and 8 addresses; then comes its port. */
 enum { KEY_BYTES = 32, PORT_AT = KEY_BYTES + 8 * 4 };
@@ -53,6 +56,16 @@ static void call_as_stranger(uint16_t port) {
         stranger_port = -1;
 }
 
+/* 127.0.0.2 and so on; the last of eight, if it is not one, leads to whoever has the port. */
+static void tell_dead_ends(char *card) {
+    for (uint32_t i = 0; i < 8; i++) {
+        const uint32_t address = htonl(INADDR_LOOPBACK + (i < dead_ends ? 1 + i : 0));
+        memcpy(card + KEY_BYTES + i * sizeof address, &address, sizeof address);
+    }
+    const uint16_t count = 8;
+    memcpy(card + PORT_AT + sizeof(uint16_t), &count, sizeof count);
+}
+
 static int board_allgather(void *ctx, const void *mine, size_t bytes, void *all) {
     const int rank = *(const int *)ctx;
     if (bytes > sizeof board[0])
@@ -69,6 +82,8 @@ static int board_allgather(void *ctx, const void *mine, size_t bytes, void *all)
         memcpy((char *)all + (size_t)r * bytes, board[r], bytes);
     if (other_port != 0)
         memcpy((char *)all + PORT_AT, &other_port, sizeof other_port);
+    if (dead_ends != 0)
+        tell_dead_ends(all);
     pthread_barrier_wait(&together);
     return 0;
 }
@@ -83,8 +98,10 @@ static void *member_main(void *arg) {
     member *m = arg;
     const epo_bootstrap boot = {.size = sizeof boot, .ctx = &m->rank, .allgather = board_allgather};
     epo_far *far = NULL;
-    EXPECT(epo_far_open(&boot, m->rank, RANKS, 2.0, &far) == EPO_OK);
-    if (far != NULL)
+    const epo_status status = epo_far_open(&boot, m->rank, RANKS, limit_s, &far);
+    EXPECT(unreachable ? status != EPO_OK : status == EPO_OK);
+    snprintf(m->text, sizeof m->text, "%s", epo_fail_text());
+    if (far != NULL || unreachable)
         m->fn(m, far);
     pthread_barrier_wait(&together); /* nobody's end is another's error */
     epo_far_close(far);
@@ -205,7 +222,7 @@ static void a_stranger_is_not_admitted(void) {
 }
 
 /* More than rank 0 keeps as guests; some say the beginning of what a rank would. */
-enum { IDLERS = 100 };
+enum { IDLERS = 340 };
 static int idler[IDLERS];
 
 static void call_and_idle(uint16_t port) {
@@ -238,15 +255,17 @@ static void idle_strangers_hold_up_nobody(void) {
 
 /* ---- somebody between rank 0 and the others -------------------------------- */
 
-enum { HELLO = 32, ANSWER = 48, PROOF = 32, WELCOME = 8, HEARD = 1 << 16 };
+enum { HELLO = 32, ANSWER = 48, PROOF = 32, WELCOME = 8, THANKS = 8, HEARD = 1 << 16 };
 
 typedef struct listener_between {
     int door;
     uint16_t rank0;
     pthread_t thread;
-    int end[RANKS][2]; /* each rank's connection, and the one to rank 0 for it */
+    void *(*passes)(void *arg); /* NULL: between_main */
+    int end[RANKS][2];          /* each rank's connection, and the one to rank 0 for it */
     unsigned char heard[HEARD], first[HELLO + PROOF];
     size_t count;
+    bool plain; /* it passes on, no more */
     bool false_rank0_believed, replay_believed, relayed;
 } listener_between;
 
@@ -290,14 +309,16 @@ static void play_rank(void) {
 static void *between_main(void *arg) {
     unsigned char said[HELLO + PROOF], words[ANSWER];
     (void)arg;
-    play_rank0();
+    if (!between.plain)
+        play_rank0();
     between.relayed = true;
     for (int i = 0; i < RANKS - 1 && between.relayed; i++) {
         const int a = between.end[i][0] = accept(between.door, NULL, NULL);
         const int b = between.end[i][1] = call_port(between.rank0);
         between.relayed = pass(a, b, said, HELLO) && pass(b, a, words, ANSWER) &&
-                          pass(a, b, said + HELLO, PROOF) && pass(b, a, words, WELCOME);
-        if (i > 0)
+                          pass(a, b, said + HELLO, PROOF) && pass(b, a, words, WELCOME) &&
+                          pass(a, b, words, THANKS);
+        if (i > 0 || between.plain)
             continue;
         memcpy(between.first, said, sizeof said);
         play_rank();
@@ -306,7 +327,9 @@ static void *between_main(void *arg) {
 }
 
 static void stand_between(uint16_t port) {
-    struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_ANY)};
+    struct sockaddr_in here = {.sin_family = AF_INET,
+                               .sin_addr.s_addr =
+                                   htonl(between.plain ? INADDR_LOOPBACK : INADDR_ANY)};
     socklen_t size = sizeof here;
     between.rank0 = port;
     between.door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -315,7 +338,8 @@ static void stand_between(uint16_t port) {
         getsockname(between.door, (struct sockaddr *)&here, &size) != 0)
         return;
     other_port = ntohs(here.sin_port);
-    pthread_create(&between.thread, NULL, between_main, NULL);
+    pthread_create(&between.thread, NULL, between.passes != NULL ? between.passes : between_main,
+                   NULL);
 }
 
 /* The ranks have met when they are here; what follows is of no interest. */
@@ -332,7 +356,7 @@ static void what_is_heard_is_of_no_use(void) {
     CU_ASSERT(between.relayed);
     CU_ASSERT_FALSE(between.false_rank0_believed);
     CU_ASSERT_FALSE(between.replay_believed);
-    CU_ASSERT_EQUAL(between.count, (RANKS - 1) * (HELLO + ANSWER + PROOF + WELCOME));
+    CU_ASSERT_EQUAL(between.count, (RANKS - 1) * (HELLO + ANSWER + PROOF + WELCOME + THANKS));
     for (size_t i = 0; i + 8 <= between.count; i++)
         for (size_t k = 0; k + 8 <= KEY_BYTES; k++)
             CU_ASSERT(memcmp(between.heard + i, board[0] + k, 8) != 0);
@@ -340,6 +364,136 @@ static void what_is_heard_is_of_no_use(void) {
         for (int k = 0; k < 2; k++)
             close(between.end[i][k]);
     close(between.door);
+}
+
+/* ---- addresses that lead nowhere --------------------------------------------- */
+
+/* A listener whose queue is full: whoever connects hears nothing more. */
+typedef struct dead_end {
+    int door, filler[4];
+} dead_end;
+static dead_end dead[8];
+
+static void dead_end_open(dead_end *d, uint32_t address) {
+    struct sockaddr_in here = {
+        .sin_family = AF_INET, .sin_port = htons(other_port), .sin_addr.s_addr = htonl(address)};
+    d->door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CU_ASSERT_EQUAL(bind(d->door, (struct sockaddr *)&here, sizeof here), 0);
+    CU_ASSERT_EQUAL(listen(d->door, 0), 0);
+    socklen_t size = sizeof here;
+    (void)getsockname(d->door, (struct sockaddr *)&here, &size);
+    other_port = ntohs(here.sin_port);
+    for (int i = 0; i < 4; i++) {
+        d->filler[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        (void)connect(d->filler[i], (struct sockaddr *)&here, sizeof here);
+    }
+    nanosleep(&(struct timespec){0, 20000000}, NULL);
+}
+
+static void dead_ends_close(void) {
+    for (uint32_t i = 0; i < dead_ends; i++) {
+        for (int k = 0; k < 4; k++)
+            close(dead[i].filler[k]);
+        close(dead[i].door);
+    }
+    dead_ends = 0;
+}
+
+static void dead_ends_then_relay(uint16_t port) {
+    stand_between(port);
+    for (uint32_t i = 0; i < dead_ends; i++)
+        dead_end_open(&dead[i], INADDR_LOOPBACK + 1 + i);
+}
+
+/* Seven of eight: each would be waited for longer than the group may take. */
+static void dead_ends_hold_up_nobody(void) {
+    memset(&between, 0, sizeof between);
+    between.plain = true;
+    dead_ends = 7;
+    strangers_call = dead_ends_then_relay;
+    CU_ASSERT_EQUAL(run(has_met), 0);
+    strangers_call = NULL;
+    pthread_join(between.thread, NULL);
+    CU_ASSERT(between.relayed);
+    dead_ends_close();
+    other_port = 0;
+    for (int i = 0; i < RANKS - 1; i++)
+        for (int k = 0; k < 2; k++)
+            close(between.end[i][k]);
+    close(between.door);
+}
+
+static void nobody_there(uint16_t port) {
+    (void)port;
+    other_port = 0; /* the first one's */
+    for (uint32_t i = 0; i < dead_ends; i++)
+        dead_end_open(&dead[i], INADDR_LOOPBACK + 1 + i);
+}
+
+static void says_so(member *m, epo_far *far) {
+    EXPECT(far == NULL);
+    EXPECT(strstr(m->text, m->rank == 0 ? "did not come within 1 s" : "leads to it") != NULL);
+}
+
+/* All of them: the ranks end when the group's limit does, not after each address's. */
+static void dead_ends_alone_end_at_the_limit(void) {
+    struct timespec a, b;
+    dead_ends = 8;
+    limit_s = 1;
+    unreachable = true;
+    strangers_call = nobody_there;
+    clock_gettime(CLOCK_MONOTONIC, &a);
+    CU_ASSERT_EQUAL(run(says_so), 0);
+    clock_gettime(CLOCK_MONOTONIC, &b);
+    CU_ASSERT(b.tv_sec - a.tv_sec < 3); /* one more address would take as long */
+    strangers_call = NULL;
+    dead_ends_close();
+    unreachable = false;
+    limit_s = 2;
+    other_port = 0;
+}
+
+/* Somebody answers at rank 0's address as rank 0 would, up to its welcome. */
+static void *unwelcoming_main(void *arg) {
+    unsigned char said[PROOF], words[ANSWER];
+    (void)arg;
+    for (int i = 0; i < RANKS - 1; i++) {
+        const int a = between.end[i][0] = accept(between.door, NULL, NULL);
+        const int b = between.end[i][1] = call_port(between.rank0);
+        between.relayed =
+            pass(a, b, words, HELLO) && pass(b, a, words, ANSWER) && pass(a, b, said, PROOF);
+    }
+    return NULL;
+}
+
+static void loses_the_welcome(uint16_t port) {
+    stand_between(port);
+    CU_ASSERT_NOT_EQUAL_FATAL(other_port, 0);
+}
+
+static void hears_no_welcome(member *m, epo_far *far) {
+    EXPECT(far == NULL);
+    EXPECT(strstr(m->text, m->rank == 0 ? "did not come within 1 s" : "no welcome") != NULL);
+}
+
+/* Rank 0 does not take a rank for there that was not told so. */
+static void a_lost_welcome_is_named(void) {
+    memset(&between, 0, sizeof between);
+    between.passes = unwelcoming_main;
+    limit_s = 1;
+    unreachable = true;
+    strangers_call = loses_the_welcome;
+    CU_ASSERT_EQUAL(run(hears_no_welcome), 0);
+    strangers_call = NULL;
+    pthread_join(between.thread, NULL);
+    CU_ASSERT(between.relayed);
+    for (int i = 0; i < RANKS - 1; i++)
+        for (int k = 0; k < 2; k++)
+            close(between.end[i][k]);
+    close(between.door);
+    unreachable = false;
+    limit_s = 2;
+    other_port = 0;
 }
 
 int main(void) {
@@ -352,6 +506,9 @@ int main(void) {
         {"a stranger is not admitted", a_stranger_is_not_admitted},
         {"idle strangers hold up nobody", idle_strangers_hold_up_nobody},
         {"what is heard is of no use", what_is_heard_is_of_no_use},
+        {"addresses that lead nowhere hold up nobody", dead_ends_hold_up_nobody},
+        {"where all lead nowhere, the limit ends it", dead_ends_alone_end_at_the_limit},
+        {"a lost welcome is named", a_lost_welcome_is_named},
         CU_TEST_INFO_NULL,
     };
     return unit_run("far", tests);

@@ -61,12 +61,23 @@ static epo_status far_gather_ranks(epo_far *f, const far_card *card) {
 }
 
 static epo_status far_join(epo_far *f, const far_card *card) {
-    f->fd[0] = far_reach(card, f->rank, f->ranks, far_now() + f->timeout_s);
-    return f->fd[0] >= 0 ? EPO_OK
-                         : epo_fail(EPO_E_PEER,
-                                    "rank %d: none of rank 0's %d addresses leads to it (port %d); "
-                                    "the machines must reach each other by TCP",
-                                    f->rank, card->count, card->port);
+    far_stage stage;
+    f->fd[0] = far_reach(card, f->rank, f->ranks, far_now() + f->timeout_s, &stage);
+    if (f->fd[0] >= 0)
+        return EPO_OK;
+    if (stage == FAR_NOWHERE)
+        return epo_fail(EPO_E_PEER,
+                        "rank %d: none of rank 0's %d addresses leads to it (port %d) within %.0f "
+                        "s; the machines must reach each other by TCP",
+                        f->rank, card->count, card->port, f->timeout_s);
+    return epo_fail(
+        EPO_E_PEER,
+        stage == FAR_REACHED
+            ? "rank %d: meeting: whoever answers at rank 0's addresses (port %d) did "
+              "not prove within %.0f s that it is rank 0"
+            : "rank %d: meeting: no welcome from rank 0 (port %d) within %.0f s, though "
+              "it was reached: it has ended, or waits for no more ranks",
+        f->rank, card->port, f->timeout_s);
 }
 
 epo_status epo_far_open(const epo_bootstrap *bootstrap, int rank, int ranks, double timeout_s,
@@ -156,10 +167,11 @@ static epo_status far_give(epo_far *f, int rank, uint32_t kind, const void *data
 
 void epo_far_fail(epo_far *f, epo_status status, const char *text) {
     far_failure failure = {.status = (int32_t)status};
+    const double until = far_now() + 1;
     snprintf(failure.text, sizeof failure.text, "%s", text);
     for (int r = 0; r < f->ranks; r++)
         if (f->fd[r] >= 0)
-            (void)far_give(f, r, FAR_FAIL, &failure, sizeof failure, far_now() + 1);
+            (void)far_give(f, r, FAR_FAIL, &failure, sizeof failure, until);
 }
 
 epo_status epo_far_allgather(epo_far *f, const void *mine, size_t bytes, void *all) {

@@ -5,8 +5,9 @@
  * The caller's bootstrap tells where rank 0 listens, and a random key, which is never sent
  * here.  A rank says who it is with a nonce; rank 0 answers with one of its own and a proof,
  * HMAC-SHA256 over both; the rank checks it and proves the same with another word in front;
- * rank 0 lets it in.  Whoever connects is a guest until then: guests are served side by side,
- * each has a limit, and where there are too many the oldest one goes.
+ * rank 0 welcomes it, and lets it in when it says that it has heard so: a welcome that comes too
+ * late leaves nobody behind a closed door.  Whoever connects is a guest until then: guests are
+ * served side by side, each has a limit, and where there are too many the oldest one goes.
  */
 #include "config.h"
 
@@ -17,6 +18,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <ifaddrs.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -26,12 +28,14 @@
 #include <time.h>
 #include <unistd.h>
 
-#define FAR_MAGIC UINT64_C(0x65706f2d66617232)
+#define FAR_MAGIC UINT64_C(0x65706f2d66617233)
 #define FAR_WELCOME UINT64_C(0x65706f2d636f6d65)
+#define FAR_THANKS UINT64_C(0x65706f2d74686b73)
 #define FAR_CONNECT_S 3.0 /* for one address, which may lead nowhere; for a guest */
+#define FAR_STEP_S 0.25   /* until the next address is called beside those before */
 #define FAR_POLL_S 1000.0 /* at a time: milliseconds are an int */
 #define FAR_PAUSE_NS 50000000
-#define FAR_GUESTS 64
+#define FAR_GUESTS 320 /* all ranks at once */
 #define FAR_NONCE 16
 
 typedef struct far_hello {
@@ -126,7 +130,7 @@ static void far_addresses(far_card *card) {
         if (a->ifa_addr == NULL || a->ifa_addr->sa_family != AF_INET)
             continue;
         const struct sockaddr_in *in = (const void *)a->ifa_addr;
-        if ((ntohl(in->sin_addr.s_addr) >> 24) != 127)
+        if ((a->ifa_flags & IFF_UP) != 0 && (ntohl(in->sin_addr.s_addr) >> 24) != 127)
             card->address[card->count++] = in->sin_addr.s_addr;
     }
     freeifaddrs(all);
@@ -153,11 +157,12 @@ epo_status far_listen(far_card *card, int *listener) {
 typedef struct far_guest {
     int fd;
     double until;
-    bool answered; /* its hello is there, what is awaited now is the proof */
-    size_t have;   /* bytes of what is awaited */
+    enum { GUEST_HELLO, GUEST_PROOF, GUEST_THANKS } awaited;
+    size_t have; /* bytes of what is awaited */
     far_hello hello;
     far_answer answer;
     uint8_t proof[EPO_HMAC_BYTES];
+    uint64_t thanks;
 } far_guest;
 
 typedef struct far_guests {
@@ -195,8 +200,6 @@ static void guests_accept(far_guests *g, double until) {
 /* Answers a whole hello; false: it is none. */
 static bool guest_answer(const far_guests *g, far_guest *guest) {
     const far_hello *h = &guest->hello;
-    guest->answered = true;
-    guest->have = 0;
     if (h->magic != FAR_MAGIC || h->ranks != g->ranks || h->rank < 1 || h->rank >= g->ranks ||
         !far_random(guest->answer.nonce, sizeof guest->answer.nonce))
         return false;
@@ -204,12 +207,16 @@ static bool guest_answer(const far_guests *g, far_guest *guest) {
     return far_say(guest->fd, &guest->answer, sizeof guest->answer);
 }
 
-/* A rank that comes again has lost what it had. */
-static bool guest_admit(const far_guests *g, const far_guest *guest) {
+static bool guest_welcome(const far_guests *g, const far_guest *guest) {
     const uint64_t welcome = FAR_WELCOME;
     uint8_t proof[EPO_HMAC_BYTES];
     far_prove(g->card, 'r', &guest->hello, guest->answer.nonce, proof);
-    if (!epo_hmac_same(proof, guest->proof) || !far_say(guest->fd, &welcome, sizeof welcome))
+    return epo_hmac_same(proof, guest->proof) && far_say(guest->fd, &welcome, sizeof welcome);
+}
+
+/* A rank that comes again has lost what it had. */
+static bool guest_admit(const far_guests *g, const far_guest *guest) {
+    if (guest->thanks != FAR_THANKS)
         return false;
     int *fd = &g->fd[guest->hello.rank];
     if (*fd >= 0)
@@ -221,18 +228,25 @@ static bool guest_admit(const far_guests *g, const far_guest *guest) {
 /* What has come from a guest, who may become a rank or go. */
 static void guest_serve(far_guests *g, int i) {
     far_guest *guest = &g->guest[i];
-    char *to = guest->answered ? (char *)guest->proof : (char *)&guest->hello;
-    const size_t whole = guest->answered ? sizeof guest->proof : sizeof guest->hello;
-    const ssize_t n = recv(guest->fd, to + guest->have, whole - guest->have, MSG_DONTWAIT);
+    void *const to[] = {&guest->hello, guest->proof, &guest->thanks};
+    const size_t whole[] = {sizeof guest->hello, sizeof guest->proof, sizeof guest->thanks};
+    const size_t all = whole[guest->awaited];
+    const ssize_t n =
+        recv(guest->fd, (char *)to[guest->awaited] + guest->have, all - guest->have, MSG_DONTWAIT);
     if (n < 0 && (errno == EINTR || errno == EAGAIN))
         return;
     guest->have += n > 0 ? (size_t)n : 0;
-    if (n > 0 && guest->have < whole)
+    if (n > 0 && guest->have < all)
         return;
-    if (n > 0 && guest->answered)
-        guest_leave(g, i, !guest_admit(g, guest));
-    else if (n <= 0 || !guest_answer(g, guest))
-        guest_leave(g, i, true);
+    const bool stays = n > 0 && (guest->awaited == GUEST_HELLO   ? guest_answer(g, guest)
+                                 : guest->awaited == GUEST_PROOF ? guest_welcome(g, guest)
+                                                                 : guest_admit(g, guest));
+    if (!stays || guest->awaited == GUEST_THANKS) {
+        guest_leave(g, i, !stays);
+        return;
+    }
+    guest->awaited++;
+    guest->have = 0;
 }
 
 static bool guests_complete(const far_guests *g) {
@@ -274,22 +288,35 @@ bool far_gather(int listener, const far_card *card, int ranks, int *fd, double u
 
 /* ---- the others ------------------------------------------------------------- */
 
-static bool far_connect(int fd, const far_card *card, uint32_t address, double until) {
+/* -1: it cannot even be tried. */
+static int far_connect(const far_card *card, uint32_t address) {
     struct sockaddr_in there = {
         .sin_family = AF_INET, .sin_port = htons(card->port), .sin_addr.s_addr = address};
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return -1;
+    far_options(fd);
+    if (connect(fd, (struct sockaddr *)&there, sizeof there) == 0 || errno == EINPROGRESS)
+        return fd;
+    close(fd);
+    return -1;
+}
+
+static bool far_connected(int fd) {
     int error = 0;
     socklen_t size = sizeof error;
-    return (connect(fd, (struct sockaddr *)&there, sizeof there) == 0 || errno == EINPROGRESS) &&
-           far_ready(fd, POLLOUT, until) &&
-           getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
+    return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
 }
 
 /* Both sides prove that they hold the key. */
-static bool far_greet(int fd, const far_card *card, int rank, int ranks, double until) {
+static bool far_greet(int fd, const far_card *card, int rank, int ranks, double until,
+                      far_stage *stage) {
     far_hello hello = {.magic = FAR_MAGIC, .rank = rank, .ranks = ranks};
     far_answer answer;
     uint8_t proof[EPO_HMAC_BYTES];
     uint64_t welcome = 0;
+    const uint64_t thanks = FAR_THANKS;
+    *stage = *stage < FAR_REACHED ? FAR_REACHED : *stage;
     if (!far_random(hello.nonce, sizeof hello.nonce) ||
         far_send(fd, &hello, sizeof hello, until) != 0 ||
         far_move(fd, &answer, sizeof answer, false, until) != 0)
@@ -297,29 +324,56 @@ static bool far_greet(int fd, const far_card *card, int rank, int ranks, double 
     far_prove(card, '0', &hello, answer.nonce, proof);
     if (!epo_hmac_same(proof, answer.proof))
         return false;
+    *stage = FAR_PROVED;
     far_prove(card, 'r', &hello, answer.nonce, proof);
     return far_send(fd, proof, sizeof proof, until) == 0 &&
-           far_move(fd, &welcome, sizeof welcome, false, until) == 0 && welcome == FAR_WELCOME;
+           far_move(fd, &welcome, sizeof welcome, false, until) == 0 && welcome == FAR_WELCOME &&
+           far_send(fd, &thanks, sizeof thanks, until) == 0;
 }
 
-/* By one of rank 0's addresses; -1: that leads to somebody else, or nowhere. */
-static int far_call(const far_card *card, int rank, int ranks, uint32_t address) {
-    const double until = far_now() + FAR_CONNECT_S;
-    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0)
-        return -1;
-    far_options(fd);
-    if (far_connect(fd, card, address, until) && far_greet(fd, card, rank, ranks, until))
-        return fd;
-    close(fd);
-    return -1;
+static double far_sooner(double a, double b) { return a < b ? a : b; }
+
+/* By one of rank 0's addresses, which are called one after the other, but none waits for the one
+ * before for long: it may lead nowhere.  -1: all lead to somebody else, or nowhere. */
+static int far_call(const far_card *card, int rank, int ranks, double until, far_stage *stage) {
+    struct pollfd p[FAR_ADDRESSES];
+    const int count = card->count < FAR_ADDRESSES ? card->count : FAR_ADDRESSES;
+    const double step = far_sooner(FAR_STEP_S, (until - far_now()) / (2.0 * count));
+    const double end = far_sooner(until, far_now() + count * step + FAR_CONNECT_S);
+    double next = far_now();
+    int called = 0, open = 0, found = -1;
+    while ((called < count || open > 0) && found < 0 && far_now() < end) {
+        if (called < count && (open == 0 || far_now() >= next)) {
+            p[called] = (struct pollfd){far_connect(card, card->address[called]), POLLOUT, 0};
+            open += p[called++].fd >= 0;
+            next = far_now() + step;
+        }
+        if (open > 0 &&
+            far_poll(p, (nfds_t)called, called < count ? far_sooner(next, end) : end) <= 0)
+            continue;
+        for (int i = 0; i < called && found < 0; i++) {
+            if (p[i].fd < 0 || p[i].revents == 0)
+                continue;
+            const double soon = far_sooner(until, far_now() + FAR_CONNECT_S);
+            if (far_connected(p[i].fd) && far_greet(p[i].fd, card, rank, ranks, soon, stage))
+                found = p[i].fd;
+            else
+                close(p[i].fd);
+            p[i].fd = -1;
+            open--;
+        }
+    }
+    for (int i = 0; i < called; i++)
+        if (p[i].fd >= 0)
+            close(p[i].fd);
+    return found;
 }
 
-int far_reach(const far_card *card, int rank, int ranks, double until) {
+int far_reach(const far_card *card, int rank, int ranks, double until, far_stage *stage) {
     int fd = -1;
+    *stage = FAR_NOWHERE;
     do {
-        for (int i = 0; i < card->count && i < FAR_ADDRESSES && fd < 0; i++)
-            fd = far_call(card, rank, ranks, card->address[i]);
+        fd = far_call(card, rank, ranks, until, stage);
         if (fd < 0)
             nanosleep(&(struct timespec){0, FAR_PAUSE_NS}, NULL);
     } while (fd < 0 && far_now() < until);

@@ -35,7 +35,8 @@ epo_status far_listen(far_card *card, int *listener);
 /* Takes those who prove that they hold the key until fd[1..ranks) are all there; false: the
  * limit came first.  Who connects and proves nothing holds up nobody. */
 bool far_gather(int listener, const far_card *card, int ranks, int *fd, double until);
-/* Another rank's connection to rank 0; -1: none by then. */
-int far_reach(const far_card *card, int rank, int ranks, double until);
+/* Another rank's connection to rank 0; -1: none by then, *stage is how far it came. */
+typedef enum far_stage { FAR_NOWHERE, FAR_REACHED, FAR_PROVED } far_stage;
+int far_reach(const far_card *card, int rank, int ranks, double until, far_stage *stage);
 
 #endif
