@@ -44,6 +44,26 @@ epo_status moe_dispatch(epo_plan *plan, const void *x, void *rows, float *row_we
     return moe_pass_end(&p);
 }
 
+/* Rows that are summed on their way are read in units of 16 bytes: a caller's that lie otherwise
+ * are copied first. */
+static const void *in_units(moe_pass *p, const void *rows) {
+    epo_group *g = p->group;
+    const epo_plan *plan = p->plan;
+    if (!moe_plan_sums(plan) || ((uintptr_t)rows & 15) == 0)
+        return rows;
+    moe_pass_get(p, plan->rows, p->buffer->row_bytes, &p->back);
+    epo_rows_gather gather = {.dst = p->back.ptr,
+                              .src = rows,
+                              .rows = plan->rows,
+                              .row_bytes = (uint32_t)p->buffer->row_bytes};
+    epo_deps deps = moe_deps("rows in units", EPO_INTERVAL_LOCAL, -1);
+    deps.signal = g->rows;
+    g->stats.local_bytes += 2 * plan->rows * p->buffer->row_bytes;
+    if (p->status == EPO_OK)
+        p->status = g->ops->gather(g->compute, &gather, &deps);
+    return p->back.ptr;
+}
+
 epo_status moe_combine(epo_plan *plan, const void *rows, void *y, const float *row_dweights,
                        float *dweights, epo_stream stream) {
     if (plan == NULL)
@@ -61,6 +81,7 @@ epo_status moe_combine(epo_plan *plan, const void *rows, void *y, const float *r
     moe_pass p;
     moe_pass_begin(&p, plan, 1, MOE_USES_COMBINE, stream);
     moe_return_memory(&p);
+    rows = in_units(&p, rows);
     /* A rank without rows has no row_dweights and may still receive some. */
     moe_pass_return(&p, 0, rows,
                     row_dweights == NULL && dweights != NULL ? plan->weight : row_dweights);

@@ -324,6 +324,82 @@ static void test_own(void) {
     }
 }
 
+/* ---- rows of the caller's that lie anywhere ---- */
+
+/* Room for the rows, `shift` elements behind where such memory begins; `from`: what is there. */
+static char *shifted(rank_job *j, uint64_t rows, const void *from, int shift) {
+    const uint64_t size = test_size(j->c.type), bytes = rows * (uint64_t)j->c.hidden * size;
+    char *p = (char *)hold(j, test_device(bytes + 32, 0xff)) + (uint64_t)shift * size;
+    if (from != NULL)
+        TEST_CUDA(cudaMemcpyAsync(p, from, bytes, cudaMemcpyDeviceToDevice, j->stream));
+    return p;
+}
+
+static uint64_t hash_rows(const rank_job *j, uint64_t hash, const char *rows, uint64_t count) {
+    TEST_CUDA(cudaStreamSynchronize(j->stream));
+    return test_hash_device(hash, rows, count * (uint64_t)j->c.hidden * test_size(j->c.type));
+}
+
+/* Dispatch, combine, forward, backward; a hash of what came out. */
+static epo_status run_shifted(rank_job *j, int shift, uint64_t *hash) {
+    const epo_engine *e = j->engine;
+    const epo_step *s = &j->step[0][LAYERS - 1];
+    const uint64_t tokens = (uint64_t)ref_tokens(&j->c, j->rank);
+    uint64_t rows = 0;
+    epo_saved *saved = NULL;
+    epo_status status = e->plan_rows(s->plan, &rows);
+    char *x = shifted(j, tokens, j->x[0], shift), *dy = shifted(j, tokens, s->dy, shift);
+    char *y = shifted(j, tokens, NULL, shift), *dx = shifted(j, tokens, NULL, shift);
+    char *there = shifted(j, rows, NULL, shift);
+    if (status == EPO_OK)
+        status = e->dispatch(s->plan, x, there, NULL, j->stream);
+    if (status == EPO_OK)
+        status = e->combine(s->plan, there, y, NULL, NULL, j->stream);
+    *hash = hash_rows(j, TEST_HASH, there, rows);
+    *hash = hash_rows(j, *hash, y, tokens);
+    if (status == EPO_OK)
+        status = e->forward(s->layer, s->plan, x, y, &saved, j->stream);
+    if (status == EPO_OK)
+        status = e->backward(s->layer, saved, dy, dx, s->dweights, j->stream);
+    *hash = hash_rows(j, *hash, y, tokens);
+    *hash = hash_rows(j, *hash, dx, tokens);
+    return status;
+}
+
+static void *shifted_main(void *ctx) {
+    rank_job *j = ctx;
+    uint64_t hash[2] = {0};
+    j->status = open_rank(j);
+    if (j->status == EPO_OK)
+        j->status = attention(j, 0, LAYERS - 1);
+    for (int i = 0; i < 2 && j->status == EPO_OK; i++)
+        j->status = run_shifted(j, i, &hash[i]);
+    if (j->status == EPO_OK)
+        j->status = j->engine->group_wgrad_flush(j->group, j->stream);
+    if (j->status != EPO_OK)
+        snprintf(j->text, sizeof j->text, "%s", j->engine->error());
+    j->hash = hash[0] == hash[1];
+    TEST_CUDA(cudaStreamSynchronize(j->stream));
+    close_rank(j);
+    return NULL;
+}
+
+static void test_shifted(void) {
+    for (int i = 0; i < 6; i++) {
+        char name[96], text[256] = "other bits";
+        rank_job j[2];
+        ref_case c = some_case(0xb1 + (uint64_t)i, 2, i / 2 == 0 ? EPO_F32 : EPO_BF16);
+        for (int r = 0; r < 2; r++) {
+            j[r] = some_job(&c, r, i);
+            j[r].main = shifted_main;
+        }
+        snprintf(name, sizeof name, "rows that lie between units of 16 bytes, %s %s",
+                 dispatcher_name(i), i / 2 == 0 ? "serial" : "overlapped");
+        bool ok = run_world(j, 2, text, sizeof text) && j[0].hash && j[1].hash;
+        test_result(name, ok, ok ? "the same bits" : text);
+    }
+}
+
 static void *overflow_main(void *ctx) {
     rank_job *j = ctx;
     epo_status status = open_rank(j);
@@ -487,10 +563,10 @@ int main(int argc, char **argv) {
         const char *name;
         void (*run)(void);
     } all[] = {{"comm", test_comms}, /* it forks: first */
-               {"groups", test_groups},   {"beside", test_beside},     {"saved", test_saved},
-               {"capture", test_capture}, {"memory", test_memory},     {"tp", test_tp},
-               {"own", test_own},         {"overflow", test_overflow}, {"schedule", test_schedule},
-               {"control", test_control}};
+               {"groups", test_groups},     {"beside", test_beside},   {"saved", test_saved},
+               {"capture", test_capture},   {"memory", test_memory},   {"tp", test_tp},
+               {"own", test_own},           {"shifted", test_shifted}, {"overflow", test_overflow},
+               {"schedule", test_schedule}, {"control", test_control}};
     int first = 1;
     if (argc > 1 && strcmp(argv[1], "e4m3") == 0) {
         wire = EPO_WIRE_E4M3;

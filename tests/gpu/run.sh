@@ -277,7 +277,7 @@ for phase in $phases; do
         wire)
             run wire2 60 "$build/layer" threads 2 "$cases" "${seed:-0x8e4}" 9 e4m3
             run wire4 60 "$build/layer" processes 4 "$((cases / 2))" "${seed:-0x8e4}" 9 e4m3
-            run wire 90 "$build/features" e4m3 saved tp groups schedule control
+            run wire 90 "$build/features" e4m3 saved tp groups schedule control shifted
             run wire-late 60 "$build/endure" e4m3 late
             ;;
         nodes)

@@ -170,15 +170,29 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 /* ---- one pass each, for exchanges by others ---- */
 
+/* A caller's rows may lie anywhere. */
+__device__ __forceinline__ bool whole_units(const void *p) { return ((uintptr_t)p & 15) == 0; }
+template <typename T>
+__device__ __forceinline__ Elements<T> elements_anywhere(const T *from, bool live, bool whole) {
+    Elements<T> v;
+    if (whole)
+        return elements_at<T>(from, live);
+    memset(&v, 0, sizeof v);
+    for (int i = 0; i < kEach && live; i++)
+        reinterpret_cast<T *>(&v)[i] = from[i];
+    return v;
+}
+
 template <typename T>
 __global__ void __launch_bounds__(256)
     pack_rows(char *dst, const T *src, uint64_t rows, int hidden, uint32_t wire) {
     const int lane = threadIdx.x % 32;
+    const bool whole = whole_units(src);
     uint64_t row = (uint64_t)blockIdx.x * 8 + threadIdx.x / 32;
     for (; row < rows; row += (uint64_t)gridDim.x * 8)
         for (int at = lane * kEach; at - lane * kEach < hidden; at += 32 * kEach) {
             const bool live = at < hidden;
-            const Elements<T> v = elements_at<T>(src + row * hidden + at, live);
+            const Elements<T> v = elements_anywhere<T>(src + row * hidden + at, live, whole);
             float scale;
             const uint4 out = quantise<T>(v, &scale);
             char *to = dst + row * wire;
@@ -194,6 +208,7 @@ template <typename T>
 __global__ void __launch_bounds__(256)
     unpack_rows(const __grid_constant__ epo_rows_gather g, uint32_t wire) {
     const int lane = threadIdx.x % 32, hidden = g.wire;
+    const bool whole = whole_units(g.dst);
     uint64_t row = (uint64_t)blockIdx.x * 8 + threadIdx.x / 32;
     for (; row < g.rows; row += (uint64_t)gridDim.x * 8) {
         const int64_t from = g.index[row];
@@ -208,8 +223,10 @@ __global__ void __launch_bounds__(256)
             else
                 memset(&v, 0, sizeof v);
 #pragma unroll
-            for (int j = 0; j < Elements<T>::packs; j++)
+            for (int j = 0; j < Elements<T>::packs && whole; j++)
                 reinterpret_cast<uint4 *>(to + at)[j] = v.p[j];
+            for (int j = 0; j < kEach && !whole; j++)
+                to[at + j] = reinterpret_cast<const T *>(&v)[j];
         }
     }
 }

@@ -54,7 +54,7 @@ cudaError_t gpu_kernel_spread(cudaStream_t stream, int sms, const epo_rows_sprea
  * need one launch, so at most GPU_SEGMENTS. */
 cudaError_t gpu_kernel_segments(cudaStream_t stream, int blocks, const gpu_segment *segments,
                                 int count, uint32_t row_bytes, const gpu_raise *raise);
-/* flex_fp8.cu; 16-byte aligned rows. */
+/* flex_fp8.cu; 16-byte aligned rows on the wire. */
 cudaError_t gpu_kernel_wire_pack(cudaStream_t stream, int sms, const epo_wire_pack *p);
 cudaError_t gpu_kernel_wire_gather(cudaStream_t stream, int sms, const epo_rows_gather *g);
 cudaError_t gpu_kernel_reduce(cudaStream_t stream, int sms, const epo_rows_reduce *r,
