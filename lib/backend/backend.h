@@ -138,6 +138,7 @@ typedef struct epo_backend_info {
     bool few;             /* ... by a few SMs, where exchange.few says so */
     uint32_t ways;        /* bit 1 << epo_way for each that exchange has; 0: it has one */
     uint64_t window_page; /* a window's bytes are rounded up to it; 0: they are not */
+    int window_flags;     /* that exchanges with one window may name; 0: any number */
     uint32_t types;       /* bit 1 << epo_dtype for each type served; 0: fp32 and bf16 */
 } epo_backend_info;
 

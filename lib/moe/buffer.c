@@ -10,7 +10,7 @@ enum { DEFAULT_ALIGN = 16, MAX_ALIGN = 4096, LINE = 64 };
 
 /* Offsets of the window's parts, one after the other. */
 typedef struct window_layout {
-    uint64_t bytes;
+    uint64_t bytes, flags; /* sets of flags, a word for each rank */
     bool failed;
 } window_layout;
 
@@ -26,6 +26,7 @@ static uint64_t place(window_layout *w, uint64_t count, uint64_t size) {
 }
 
 static uint64_t flags(window_layout *w, const epo_buffer *b, int sets) {
+    w->flags += (uint64_t)sets;
     return place(w, (uint64_t)sets * (uint64_t)b->group->ranks, sizeof(uint64_t));
 }
 
@@ -56,7 +57,7 @@ static bool lay_out(epo_buffer *b, uint64_t max_rows) {
         back = (uint64_t)b->experts * full;
     if (b->replays && flex) /* see replay_flex.c */
         back = ranks * tokens;
-    window_layout w = {0, false};
+    window_layout w = {0, 0, false};
     b->counts_arrive = flags(&w, b, 1);
     b->meta_arrive = flags(&w, b, 1);
     b->meta_credit = flags(&w, b, 1);
@@ -76,7 +77,19 @@ static bool lay_out(epo_buffer *b, uint64_t max_rows) {
         lay_out_links(&w, b);
     b->counters = place(&w, b->replays ? 3 : 0, sizeof(uint64_t));
     b->window_bytes = w.bytes;
+    b->window_flags = w.flags;
     return !w.failed;
+}
+
+/* Every chunk has flags of its own. */
+static epo_status check_flags(const epo_buffer *b) {
+    const epo_backend_info *info = b->group->ops->info(b->group->be);
+    if (info->window_flags == 0 || b->window_flags <= (uint64_t)info->window_flags)
+        return EPO_OK;
+    return epo_fail(EPO_E_ARG,
+                    "buffer: chunks: %d of them have %" PRIu64 " flags, the %s engine has %d for a "
+                    "buffer; use fewer",
+                    b->chunks, b->window_flags, info->engine, info->window_flags);
 }
 
 /* With a capacity, each expert's part is bounded. */
@@ -252,7 +265,7 @@ static epo_status configure(const epo_group *g, const epo_buffer_config *given, 
     *max_rows = c.max_rows > 0 && c.max_rows < worst ? c.max_rows : worst;
     if (!lay_out(b, *max_rows))
         return epo_fail(EPO_E_NOMEM, "buffer: its window needs more than 2^64 bytes");
-    return EPO_OK;
+    return check_flags(b);
 }
 
 epo_status moe_buffer_bytes(const epo_group *group, const epo_buffer_config *config,

@@ -153,7 +153,7 @@ struct epo_buffer {
     uint64_t wire_bytes; /* of a row in dispatch's slot */
     uint64_t *max_rows;  /* [ranks] */
     epo_window *window;
-    uint64_t window_bytes;
+    uint64_t window_bytes, window_flags;
     moe_slot dispatch, combine;
     /* links: own rows and those of other nodes' tokens, as they are sent on; and what comes
      * home, a node's sum for each token: own ones first, then max_tokens for each other. */

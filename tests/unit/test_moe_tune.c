@@ -345,6 +345,35 @@ static void test_file_told(void) {
     CU_ASSERT_PTR_NOT_NULL(strstr(told, "/dev/null/chunks cannot be written: Not a directory"));
 }
 
+/* Known when the buffer is made, not in the middle of its first pass. */
+static void test_too_many_chunks(void) {
+    world w;
+    uint64_t bytes = 0;
+    world_open(&w, 64, false);
+    epo_buffer_config c = EPO_BUFFER_CONFIG_INIT;
+    c.experts = 512 * RANKS;
+    c.hidden = 8;
+    c.top_k = 2;
+    c.max_tokens = 4;
+    c.dispatcher = EPO_DISPATCH_ALLTOALL;
+    c.chunks = 512;
+    info.engine = "fake";
+    CU_ASSERT_EQUAL(moe_buffer_bytes(&w.group[0], &c, &bytes), EPO_OK);
+    info.window_flags = 512;
+    CU_ASSERT_EQUAL(moe_buffer_bytes(&w.group[0], &c, &bytes), EPO_E_ARG);
+    CU_ASSERT_PTR_NOT_NULL(
+        strstr(epo_fail_text(), "chunks: 512 of them have 1029 flags, the fake engine has 512"));
+    c.chunks = 253; /* 5 + 2 * 253 */
+    CU_ASSERT_EQUAL(moe_buffer_bytes(&w.group[0], &c, &bytes), EPO_OK);
+    c.chunks = 254;
+    CU_ASSERT_EQUAL(moe_buffer_bytes(&w.group[0], &c, &bytes), EPO_E_ARG);
+    c.chunks = 170; /* flex has three a chunk */
+    c.dispatcher = EPO_DISPATCH_FLEX;
+    CU_ASSERT_EQUAL(moe_buffer_bytes(&w.group[0], &c, &bytes), EPO_E_ARG);
+    info.window_flags = 0;
+    info.engine = NULL;
+}
+
 /* What is taken where nobody says and nothing is measured. */
 static void test_unmeasured(void) {
     world w;
@@ -418,6 +447,7 @@ int main(void) {
         {"no times to be had", test_blind},
         {"a file's answers", test_file},
         {"a file that cannot serve is told of", test_file_told},
+        {"more chunks than an engine has flags for", test_too_many_chunks},
         {"the way behind the number", test_ways},
         {"the way alone", test_ways_alone},
         {"a file's way", test_ways_file},

@@ -318,6 +318,7 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
         .parts = be->one_sided,
         .own_rows = true,
         .window_page = GPU_WINDOW_PAGE,
+        .window_flags = GPU_FLAGS,
         .sums = be->one_sided && be->sums,
         .few = be->one_sided && be->sums && !be->pack,
         .ways = be->one_sided ? be->ways : 0,
