@@ -4,7 +4,7 @@
  * its passes, one that never comes, the same pass again and again, a program that captures
  * a graph of its own while the watchdog waits.
  *
- *   endure [e4m3] stopped|repeats [RANKS [TIMES [VARIANT]]]
+ *   endure [e4m3] stopped|repeats|churn [RANKS [TIMES [VARIANT]]]
  *   endure [e4m3] late|watched
  *
  * e4m3: everything by flex, with e4m3 on the wire.  Variants: alltoall and flex, in one
@@ -12,6 +12,7 @@
  */
 #include "features.h"
 
+#include <dirent.h>
 #include <signal.h>
 #include <sys/mman.h>
 
@@ -196,6 +197,65 @@ static void test_repeats(int ranks, int variant) {
     if (ok)
         snprintf(text, sizeof text, "%d differ", (int)differ);
     test_result(name, ok && differ == 0, text);
+}
+
+/* ---- made and destroyed again and again ---- */
+
+typedef struct holdings {
+    long files, threads, maps, device_mb;
+} holdings;
+
+static long entries(const char *path) {
+    long n = 0;
+    DIR *d = opendir(path);
+    while (d != NULL && readdir(d) != NULL)
+        n++;
+    if (d != NULL)
+        closedir(d);
+    return n;
+}
+
+static holdings holdings_now(void) {
+    holdings h = {.files = entries("/proc/self/fd"), .threads = entries("/proc/self/task")};
+    size_t left = 0, all = 0;
+    TEST_CUDA(cudaMemGetInfo(&left, &all));
+    h.device_mb = (long)((all - left) >> 20);
+    FILE *f = fopen("/proc/self/maps", "r");
+    for (int c = 0; f != NULL && (c = fgetc(f)) != EOF;)
+        h.maps += c == '\n';
+    if (f != NULL)
+        fclose(f);
+    return h;
+}
+
+/* Groups, buffers, layers of all variants, and their passes: what a process holds afterwards is
+ * what it held after the first of them. */
+static void test_churn(int ranks) {
+    enum { FIRST = 12 };
+    char name[96], text[256] = "";
+    holdings before = {0}, after = {0};
+    bool ok = true;
+    int made = 0;
+    for (; made < times && ok; made++) {
+        rank_job j[RANKS];
+        ref_case c = some_case(0x1a1 + (uint64_t)made, ranks, made % 2 ? EPO_BF16 : EPO_F16);
+        for (int r = 0; r < ranks; r++)
+            j[r] = some_job(&c, r, made % 6);
+        ok = run_world(j, ranks, text, sizeof text);
+        if (made == FIRST)
+            before = holdings_now();
+    }
+    after = holdings_now();
+    if (ok)
+        snprintf(text, sizeof text,
+                 "files %ld then %ld, threads %ld then %ld, mappings %ld then %ld, MB of the GPU "
+                 "%ld then %ld",
+                 before.files, after.files, before.threads, after.threads, before.maps, after.maps,
+                 before.device_mb, after.device_mb);
+    ok = ok && made > 2 * FIRST && after.files == before.files && after.threads == before.threads &&
+         after.maps <= before.maps + 16 && after.device_mb <= before.device_mb + 16;
+    snprintf(name, sizeof name, "%d groups made and destroyed, x%d", made, ranks);
+    test_result(name, ok, text);
 }
 
 /* ---- a peer that never comes ---- */
@@ -435,12 +495,14 @@ int main(int argc, char **argv) {
     const int ranks = argc > at + 1 ? (int)strtol(argv[at + 1], NULL, 10) : 2;
     times = argc > at + 2 ? (int)strtol(argv[at + 2], NULL, 10) : times;
     const int only = argc > at + 3 ? (int)strtol(argv[at + 3], NULL, 10) : -1;
-    if ((!stops && !late && !watched && strcmp(what, "repeats") != 0) || ranks < 2 ||
+    const bool churns = strcmp(what, "churn") == 0;
+    if ((!stops && !late && !watched && !churns && strcmp(what, "repeats") != 0) || ranks < 2 ||
         ranks > RANKS) {
-        fprintf(stderr,
-                "usage: endure [e4m3] stopped|repeats|late|watched [RANKS 2..%d [TIMES [VARIANT "
-                "0..3]]]\n",
-                RANKS);
+        fprintf(
+            stderr,
+            "usage: endure [e4m3] stopped|repeats|churn|late|watched [RANKS 2..%d [TIMES [VARIANT "
+            "0..3]]]\n",
+            RANKS);
         return 2;
     }
     if (stops || late || watched) { /* before this process has touched CUDA */
@@ -457,7 +519,9 @@ int main(int argc, char **argv) {
                 test_stopped(ranks, devices, v);
         return devices > 0 ? test_failed : 3;
     }
-    for (int v = 0; v < 4; v++)
+    if (churns)
+        test_churn(ranks);
+    for (int v = 0; v < 4 && !churns; v++)
         if ((wire == EPO_WIRE_ROWS || v % 2) && (only < 0 || only == v))
             test_repeats(ranks, v);
     return test_failed;

@@ -28,7 +28,8 @@
 #              between them; as on several machines, too
 #   endure     a stopped rank named, with CUDA_DEVICE_MAX_CONNECTIONS  1 GPU or more
 #              1 and 32; a rank that never comes; a capture while NCCL
-#              is waited for; 1,000 repeats of a layer bit for bit
+#              is waited for; 60 groups made and destroyed; 1,000 repeats of a layer
+#              bit for bit
 #   sanitizer  memcheck and racecheck of small cases                 1 GPU
 #   bench      workload Q, serial and overlapped in turns, and       2 GPUs (1: no exchange)
 #              PyTorch's eager layer where there is PyTorch
@@ -295,6 +296,7 @@ for phase in $phases; do
             run late 60 "$build/endure" late
             EP_OVERLAP_CUDA_PEER=0 run nccl-late 60 "$build/endure" late
             run watched 30 "$build/endure" watched
+            run churn 60 "$build/endure" churn 2 60
             run repeats 60 "$build/endure" repeats 2
             run repeats4 60 "$build/endure" repeats 4 250
             ;;
