@@ -349,26 +349,6 @@ static void nodes_of_missing_ranks(void) {
     slurm_says_nothing();
 }
 
-static void node_lists_are_read(void) {
-    static const char *const want[] = {"a", "n08", "n09", "n10", "n3", "m1"};
-    char node[HOST_NODE_MAX];
-    for (int i = 0; i < 6; i++) {
-        CU_ASSERT(host_node_nth("a,n[08-10,3],m1", i, node, sizeof node));
-        CU_ASSERT_STRING_EQUAL(node, want[i]);
-    }
-    CU_ASSERT_FALSE(host_node_nth("a,n[08-10,3],m1", 6, node, sizeof node));
-    CU_ASSERT_FALSE(host_node_nth("r[1-2]n[1-2]", 0, node, sizeof node));
-    CU_ASSERT_FALSE(host_node_nth("n[1-", 0, node, sizeof node));
-    CU_ASSERT_FALSE(host_node_nth("n[x]", 0, node, sizeof node));
-    CU_ASSERT_FALSE(host_node_nth("", 0, node, sizeof node));
-    static const int tasks[] = {2, 2, 2, 1, 5, -1};
-    for (int i = 0; i < 6; i++)
-        CU_ASSERT_EQUAL(host_tasks_nth("2(x3),1,5", i), tasks[i]);
-    CU_ASSERT_EQUAL(host_tasks_nth("2(y3)", 0), 2);
-    CU_ASSERT_EQUAL(host_tasks_nth("2(x3", 0), -1);
-    CU_ASSERT_EQUAL(host_tasks_nth("", 0), -1);
-}
-
 /* ---- squatters ---------------------------------------------------------------------- */
 
 static uint64_t next_key(int ranks) { /* in a child: the counter is not moved here */
@@ -652,7 +632,6 @@ int main(void) {
         {"an IPC namespace of its own", an_ipc_namespace_of_its_own},
         {"missing ranks are named", missing_ranks_are_named},
         {"nodes of missing ranks", nodes_of_missing_ranks},
-        {"node lists are read", node_lists_are_read},
         {"a stranger on the name", a_stranger_on_the_name},
         {"steps of two clusters do not meet", steps_of_two_clusters_do_not_meet},
         {"one that ends while the group is made", one_that_ends_while_the_group_is_made},
