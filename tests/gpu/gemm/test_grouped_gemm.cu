@@ -21,7 +21,7 @@ constexpr int kBlocks = 528;
 /* ---- one case ---- */
 static uint64_t type_size(int type) { return type == EPO_F32 ? 4 : 2; }
 struct buffers {
-    void *a, *b, *c, *old, *again, *h, *act, *act_again;
+    void *a, *b, *c, *old, *again, *h, *act, *act_again, *kept;
     float *weight, *dweight, *dweight_again;
     int32_t *a_index, *b_index;
     uint64_t *first, *count, *flags;
@@ -50,6 +50,7 @@ static void buffers_make(buffers *d) {
     get_memory(&d->h, rows);
     get_memory(&d->act, rows);
     get_memory(&d->act_again, rows);
+    get_memory(&d->kept, rows);
     get_memory(&d->weight, kMaxRows * 4);
     get_memory(&d->dweight, kMaxRows * 4);
     get_memory(&d->dweight_again, kMaxRows * 4);
@@ -233,6 +234,8 @@ static void set_inputs(test_case *t, buffers *d, dice *r) {
         g->act = forward ? NULL : d->act;
         g->row_dweight = forward ? NULL : d->dweight;
     }
+    bool may_keep = g->kind != EPO_GG_WGRAD && g->path == EPO_GG_SM90 && !gather_a;
+    g->keep = may_keep && r->chance(40) ? d->kept : NULL;
 }
 
 /* Outputs: what accumulates gets its old values, the rest is poison. */
@@ -249,6 +252,7 @@ static void set_outputs(const test_case *t, buffers *d, void *c, void *act, floa
     }
     CHECK(cudaMemsetAsync(act, 0xff, g->rows * kMaxDim * 4));
     CHECK(cudaMemsetAsync(dweight, 0xff, g->rows * 4));
+    CHECK(cudaMemsetAsync(d->kept, 0xff, g->rows * t->a_width * type_size(g->type)));
     CHECK(cudaMemsetAsync(d->ws, 0xff, d->ws_bytes / 64));
     CHECK(cudaMemsetAsync(d->error, 0, 4));
 }
@@ -256,10 +260,11 @@ static void set_outputs(const test_case *t, buffers *d, void *c, void *act, floa
 static void describe(const test_case *t) {
     const epo_gg *g = &t->g;
     printf("case %d: kind %d fuse %d type %d c_type %d acc %d n %d k %d experts %d first %d count "
-           "%d rows %llu path %d tile_n %d sms %d gather %d%d weight %d h %d\n",
+           "%d rows %llu path %d tile_n %d sms %d gather %d%d weight %d h %d keep %d\n",
            t->seed, g->kind, g->fuse, g->type, g->c_type, g->accumulate, g->n, g->k, g->experts,
            g->first, g->count, (unsigned long long)g->rows, g->path, g->tile_n, g->sms,
-           g->a_index != NULL, g->b_index != NULL, g->row_weight != NULL, g->h != NULL);
+           g->a_index != NULL, g->b_index != NULL, g->row_weight != NULL, g->h != NULL,
+           g->keep != NULL);
     for (int e = 0; e < g->experts; e++) {
         printf(" %llu+%llu", (unsigned long long)t->first[e], (unsigned long long)t->count[e]);
     }
@@ -273,6 +278,34 @@ static bool launch(const test_case *t, const epo_gg *g) {
     printf("launch: %s\n", epo_fail_text());
     describe(t);
     return false;
+}
+
+/* Rows that are kept: those of the call's experts as they are in a, others untouched. */
+__global__ void kept_check(const uint16_t *a, const uint16_t *kept, const int *owner, uint64_t rows,
+                           int width, unsigned *wrong) {
+    uint64_t step = (uint64_t)gridDim.x * blockDim.x;
+    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < rows * width;
+         i += step) {
+        uint16_t want = owner[i / width] >= 0 ? a[i] : 0xffff;
+        if (kept[i] != want) {
+            atomicAdd(wrong, 1u);
+        }
+    }
+}
+static bool check_kept(const test_case *t, buffers *d) {
+    unsigned wrong = 0;
+    if (t->g.keep == NULL) {
+        return true;
+    }
+    CHECK(cudaMemset(d->differ, 0, 4));
+    kept_check<<<kBlocks, 256>>>((const uint16_t *)d->a, (const uint16_t *)d->kept, d->owner,
+                                 t->g.rows, t->a_width, d->differ);
+    CHECK(cudaMemcpy(&wrong, d->differ, 4, cudaMemcpyDeviceToHost));
+    if (wrong != 0) {
+        printf("WRONG: %u elements of the kept rows\n", wrong);
+        describe(t);
+    }
+    return wrong == 0;
 }
 
 /* Compares the outputs of d->c.. with fp64; true if right. */
@@ -307,7 +340,7 @@ static bool check_reference(const test_case *t, buffers *d, double *rel) {
         *rel = 0.0;
     }
     if (v.bad == 0 && error == 0 && *rel < limit) {
-        return true;
+        return check_kept(t, d);
     }
     printf("WRONG: %u elements, first at %llu: found %g, wanted %g; rel %g; error word %u\n", v.bad,
            v.bad_at, v.bad_found, v.bad_wanted, *rel, error);
