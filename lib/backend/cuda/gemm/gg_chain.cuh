@@ -448,11 +448,14 @@ __device__ void chain_math(const gg_chain &c, const shared<C> &s, const gg_chain
                     acc[i] = 0.0f;
                 }
                 keeper<C> keep(c.stage[0], maps.map[0], t, group);
-                multiply_tile(all, s, there, from, t, blocks, group, acc, keep, [&](int i) {
-                    if (i == tell) {
-                        before.tell(s);
-                    }
-                });
+                multiply_tile(
+                    all, s, there, from, t, blocks, group, acc, keep,
+                    [&](int i) {
+                        if (i == tell) {
+                            before.tell(s);
+                        }
+                    },
+                    [](int) {});
                 __syncwarp();
                 if (lane == 0) {
                     slot_back(first, at);

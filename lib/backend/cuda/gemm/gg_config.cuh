@@ -11,6 +11,7 @@
 #ifndef EPO_BACKEND_CUDA_GEMM_GG_CONFIG_CUH
 #define EPO_BACKEND_CUDA_GEMM_GG_CONFIG_CUH
 
+#include "gg_kernels.h"
 #include "gg_ptx.cuh"
 #include "gg_tiles.cuh"
 #include "gg_wgmma.cuh"
@@ -24,6 +25,8 @@ constexpr int kThreads = 3 * 128; /* one warpgroup feeds two */
 constexpr int kSlots = 2;         /* tiles known ahead */
 constexpr int kFeedRegs = 56;
 constexpr int kMathRegs = 224;
+constexpr int kLaterFeedRegs = 40;
+constexpr int kLaterMathRegs = 232;
 constexpr int kSmemLimit = 227 * 1024;
 
 template <int kKind_, int kFuse_, class T_, int kTileN_> struct config {
@@ -33,6 +36,8 @@ template <int kKind_, int kFuse_, class T_, int kTileN_> struct config {
     static constexpr int kTileN = kTileN_;
     static constexpr bool kWgrad = kKind == EPO_GG_WGRAD;
     static constexpr bool kGated = kKind == EPO_GG_FORWARD && kFuse == EPO_GG_SWIGLU;
+    /* Results are stored while the next tile is multiplied. */
+    static constexpr bool kLater = kWgrad && kFuse == GG_FRESH;
     static constexpr int kTransA = kWgrad ? 1 : 0;
     static constexpr int kTransB = kKind == EPO_GG_FORWARD ? 0 : 1;
     static constexpr int kAcc = kTileN / 2;

@@ -86,13 +86,13 @@ __device__ __forceinline__ void stage16(uint32_t buffer, const float (&acc)[kAcc
     }
 }
 /* From a buffer to `rows` rows of `dst` (at the chunk's first row and column). */
-template <class T>
+template <class T, int kUnroll = 4>
 __device__ __forceinline__ void store16(uint32_t buffer, T *dst, int64_t ld, int rows, int cols) {
     int lane = threadIdx.x & 31;
     int piece = lane & 7;
     __syncwarp();
     if (piece * 8 < cols) {
-#pragma unroll
+#pragma unroll kUnroll
         for (int i = 0; i < 4; i++) {
             int row = 4 * i + (lane >> 3);
             if (row < rows) {

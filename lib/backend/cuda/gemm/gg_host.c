@@ -433,8 +433,10 @@ static gg_kernel find_kernel(const epo_gg *g, int path) {
     if (path != EPO_GG_SM90) {
         return gg_portable_kernel((int)g->kind, (int)g->fuse, (int)g->type);
     }
-    return g->type == EPO_BF16 ? gg_sm90_kernel_bf16((int)g->kind, (int)g->fuse, epo_gg_tile_n(g))
-                               : gg_sm90_kernel_f16((int)g->kind, (int)g->fuse, epo_gg_tile_n(g));
+    bool fresh = g->kind == EPO_GG_WGRAD && g->c_type == g->type && g->accumulate == 0;
+    int fuse = fresh ? GG_FRESH : (int)g->fuse;
+    return g->type == EPO_BF16 ? gg_sm90_kernel_bf16((int)g->kind, fuse, epo_gg_tile_n(g))
+                               : gg_sm90_kernel_f16((int)g->kind, fuse, epo_gg_tile_n(g));
 }
 
 /* Blocks: the SM budget, but no more than there can be tiles.  The portable kernel's are

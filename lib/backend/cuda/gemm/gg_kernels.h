@@ -24,6 +24,8 @@ const void *gg_chain_prepare_kernel(void);
 /* Arguments: gg_chain, gg_chain_maps; tile_n 192 or 256. */
 gg_kernel gg_sm90_chain_bf16(int back, int tile_n);
 gg_kernel gg_sm90_chain_f16(int back, int tile_n);
+/* A WGRAD's fuse whose results are 16 bits wide and not added to. */
+#define GG_FRESH EPO_GG_SWIGLU
 /* Arguments: gg_params, gg_maps.  function == NULL: no such
  * kernel. */
 gg_kernel gg_sm90_kernel_bf16(int kind, int fuse, int tile_n);

@@ -8,6 +8,7 @@
 #include "gg_epilogue.cuh"
 #include "gg_feed.cuh"
 #include "gg_keep.cuh"
+#include "gg_later.cuh"
 
 namespace gg {
 
@@ -76,13 +77,14 @@ __device__ __forceinline__ void stage_back(const gg_params &p, const shared<C> &
     }
 }
 
-/* All blocks of K of one tile; before_block(i) does what else is to do.  A stage is given back when
- * the products of the block behind it have been issued and its own are done. */
-template <class C, class B>
+/* All blocks of K of one tile; before_block(i), and behind_block(i) while its products run, do
+ * what else is to do.  A stage is given back when the products of the block behind it have
+ * been issued and its own are done. */
+template <class C, class B, class E>
 __device__ __forceinline__ void
 multiply_tile(const gg_params &p, const shared<C> &s, const shared<C> &there,
               ring<C::kStages> &from, const tile &t, int blocks, int group, float (&acc)[C::kAcc],
-              keeper<C> keep, B before_block) {
+              keeper<C> keep, B before_block, E behind_block) {
     int before = -1;
     int tail = C::kWgrad ? t.rows % kTileK : 0;
     pin(acc);
@@ -99,6 +101,7 @@ multiply_tile(const gg_params &p, const shared<C> &s, const shared<C> &there,
             keep.template wait<1>();
             stage_back(p, there, before);
         }
+        behind_block(i);
         before = from.index;
         from.next();
     }
@@ -128,8 +131,10 @@ __device__ void math(const gg_params &p, const shared<C> &s, const gg_maps &m, i
     ring<kSlots> at;
     ring<C::kStages> from;
     tile next;
+    later<C> old;
     bool peeked = false;
-    int lane = threadIdx.x & 31;
+    int lane = threadIdx.x & 31, warp = group * 4 + ((threadIdx.x >> 5) & 3);
+    uint32_t base = s.staging(warp);
     shared<C> first = shared_of(s, 0), there = shared_of(s, min(lane, p.cluster - 1));
     while (true) {
         tile t = peeked ? next : tile_wait(s, at);
@@ -148,12 +153,17 @@ __device__ void math(const gg_params &p, const shared<C> &s, const gg_maps &m, i
                 }
             }
             keeper<C> keep(p, m, t, group);
-            multiply_tile(p, s, there, from, t, blocks, group, acc, keep, [&](int i) {
+            auto before_block = [&](int i) {
                 if (i == max(blocks - kPrefetchBlocks, 0)) {
-                    prefetch_old<C>(p, t, group * 4 + ((threadIdx.x >> 5) & 3));
+                    prefetch_old<C>(p, t, warp);
                 }
-                if (i == blocks - 1) {
+                if (i == blocks - 1 && (C::kWgrad || !C::kLater)) {
                     peeked = slot_peek(s, at, next);
+                }
+            };
+            multiply_tile(p, s, there, from, t, blocks, group, acc, keep, before_block, [&](int i) {
+                if constexpr (C::kLater) {
+                    old.step(p, base, &m.c, i, blocks);
                 }
             });
         } else {
@@ -164,9 +174,19 @@ __device__ void math(const gg_params &p, const shared<C> &s, const gg_maps &m, i
             slot_back(first, at);
         }
         at.next();
-        if (mine) {
+        if constexpr (C::kLater) {
+            if (!mine) {
+                old.rest(p, base, &m.c, 0);
+            } else {
+                old.rest(p, base, &m.c, blocks);
+                old.take(place_of<C>(p, t, warp), acc);
+            }
+        } else if (mine) {
             epilogue<C>(p, s, m, t, group, acc);
         }
+    }
+    if constexpr (C::kLater) {
+        old.rest(p, base, &m.c, 0);
     }
     if (lane == 0) {
         tma_store_wait<0>();

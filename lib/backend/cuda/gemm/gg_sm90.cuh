@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     cluster_sync();
     grid_wait();
     if (warp < 4) {
-        regs_less<kFeedRegs>();
+        regs_less<C::kLater ? kLaterFeedRegs : kFeedRegs>();
         if (warp == 0) {
             if ((threadIdx.x & 31) == 0) {
                 feed_tma(p, s, m);
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads, 1)
             feed_gather(p, s);
         }
     } else {
-        regs_more<kMathRegs>();
+        regs_more<C::kLater ? kLaterMathRegs : kMathRegs>();
         math(p, s, m, (warp >> 2) - 1);
     }
     __syncwarp();
@@ -83,7 +83,8 @@ template <int kKind, int kFuse, class T> gg_kernel sm90_width(int tile_n) {
 }
 template <class T> gg_kernel sm90_find(int kind, int fuse, int tile_n) {
     if (kind == EPO_GG_WGRAD) {
-        return sm90_width<EPO_GG_WGRAD, EPO_GG_PLAIN, T>(tile_n);
+        return fuse == GG_FRESH ? sm90_width<EPO_GG_WGRAD, GG_FRESH, T>(tile_n)
+                                : sm90_width<EPO_GG_WGRAD, EPO_GG_PLAIN, T>(tile_n);
     }
     if (kind == EPO_GG_DGRAD) {
         return fuse == EPO_GG_PLAIN ? sm90_width<EPO_GG_DGRAD, EPO_GG_PLAIN, T>(tile_n)
