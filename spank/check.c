@@ -202,6 +202,7 @@ static epo_status ask(struct variables *variables, bool gpus, struct ep_verdict 
         status = epo_program_read(vector->arguments, vector->count, &program);
         if (status == EPO_OK && program.kind == EPO_PROGRAM_UNDECIDED)
             snprintf(verdict->undecided, sizeof verdict->undecided, "%s", program.why);
+        verdict->ours |= status == EPO_OK && is_ours(vector);
         verdict->other |=
             status == EPO_OK && program.kind != EPO_PROGRAM_FRAMEWORK && !is_ours(vector);
         if (status == EPO_OK && program.kind == EPO_PROGRAM_FRAMEWORK) {

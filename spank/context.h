@@ -32,6 +32,7 @@ struct ep_verdict {
     bool lacks;          /* a framework's arguments do not enable overlap */
     char undecided[256]; /* "": every program could be read */
     bool other;          /* a program is neither a framework's nor ours: it may call NCCL */
+    bool ours;           /* a program is ours: it calls the library */
     char errors[4096];   /* the node's own; "" when nothing does */
     char shared[4096];   /* what every node of the step finds, by the arguments alone */
     char warnings[2048]; /* for the user, once per step */
@@ -75,6 +76,7 @@ struct ep_plugin {
     char refusal[EPO_ERROR_MAX]; /* not empty: the step is refused in task_init */
     bool refusal_shared;         /* by srun, so on every node */
     struct ep_preload preload;
+    bool cuda_engine;                    /* beside the library */
     char preload_error[EPO_ERROR_MAX];   /* not empty: why there is none */
     struct ep_preload intercept;         /* the interceptor; no path: */
     char intercept_error[EPO_ERROR_MAX]; /* why there is none */

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 const char *ep_node_name(const struct ep_plugin *plugin) {
     const char *name = plugin->api->own_getenv("SLURMD_NODENAME");
@@ -132,6 +133,18 @@ static void log_step(const struct ep_plugin *plugin) {
         wrap_format(plugin->api->log_info, "ep-overlap: step %lu.%lu: %s", job, step, text);
 }
 
+/* As the library looks for it (lib/preload/engine.c). */
+static void find_engine(struct ep_plugin *plugin) {
+    static const char *const below[] = {"ep-overlap/engine_cuda.so", "engine_cuda.so"};
+    const char *slash = strrchr(plugin->preload.path, '/');
+    for (size_t i = 0; i < sizeof below / sizeof *below && slash != NULL; i++) {
+        char path[EP_PATH_MAX + 32];
+        snprintf(path, sizeof path, "%.*s/%s", (int)(slash - plugin->preload.path),
+                 plugin->preload.path, below[i]);
+        plugin->cuda_engine = plugin->cuda_engine || access(path, F_OK) == 0;
+    }
+}
+
 /* The node's own view, before a container hides owners and folders. */
 static void find_library(struct ep_plugin *plugin, const struct epo_policy_input *input) {
     const char *path = plugin->config != NULL && plugin->config->preload_path != NULL
@@ -140,6 +153,7 @@ static void find_library(struct ep_plugin *plugin, const struct epo_policy_input
     if (ep_preload_find(path, &plugin->trust, &plugin->preload) != EPO_OK)
         snprintf(plugin->preload_error, sizeof plugin->preload_error, "%s", epo_fail_text());
     ep_intercept_find(plugin, path);
+    find_engine(plugin);
     const struct epo_class *class =
         plugin->config != NULL ? epo_auto_class(input, ep_node_name(plugin)) : NULL;
     plugin->gpu_class = class != NULL ? class->name : NULL;

@@ -36,6 +36,7 @@ struct prepared {
     const char *preload; /* the library to load, or "" */
     const char *warnings;
     bool other; /* a program may call NCCL itself */
+    bool ours;  /* a program calls the library */
     struct ep_intercept intercept;
 };
 
@@ -45,6 +46,7 @@ static bool check(struct ep_plugin *plugin, spank_t spank, bool gpus, struct pre
     const struct ep_verdict *verdict = ep_check_node(plugin, spank, gpus);
     task->warnings = verdict->warnings;
     task->other = verdict->other;
+    task->ours = verdict->ours;
     if (plugin->decision.automatic && !plugin->decision.explicit_on && verdict->lacks) {
         const char *why = strstr(verdict->shared, "ARG-OVERLAP");
         char text[EPO_DECISION_REASON_MAX];
@@ -115,6 +117,8 @@ static bool prepare(struct ep_plugin *plugin, spank_t spank, struct prepared *ta
     }
     if (!gpus)
         add_host_engine(plugin);
+    else if (!plugin->cuda_engine && (task->ours || task->other))
+        add_reason(plugin, "no CUDA engine installed");
     ep_preload_judge_container(plugin, spank, why, sizeof why);
     if (why[0] == '\0')
         ep_preload_judge(plugin, spank, &plugin->preload, why, sizeof why);

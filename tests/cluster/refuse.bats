@@ -76,3 +76,18 @@ echo == end'
     times 2 '^flex$'
     times 1 'no GPUs: host engine, with its own flex instead of deepep)$'
 }
+
+@test "a step with GPUs, where no engine for them is installed: the status line of our programs says so" {
+    cluster -g 2 -- 'lib=$EPO_CLUSTER_DIR/lib/ep-overlap
+        run() { t srun -n1 --gpus=1 --ep-overlap=on "$@"; }
+        rm -f "$lib/engine_cuda.so"
+        run ep-train --steps 1 --no-measure
+        run sh -c "exit 3" pretrain_gpt.py
+        touch "$lib/engine_cuda.so"
+        run ep-overlap --version'
+    times 2 '^ep-overlap: on, .*; no CUDA engine installed'
+    times 1 '^rc 0: srun .* ep-train'
+    whole=$output
+    between 'exit 3' ''
+    has_not 'no CUDA engine'
+}
