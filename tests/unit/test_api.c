@@ -390,6 +390,38 @@ static void engine_choice_and_bootstrap(void) {
     CU_ASSERT_PTR_EQUAL(fake.group.config.threads, fake_world());
 }
 
+/* The table of objects beside a plain list: addresses collide, go, and come back. */
+static void what_is_alive_is_known(void) {
+    enum { OBJECTS = 300, ROUNDS = 20000 };
+    static char memory[OBJECTS][16];
+    static int references[OBJECTS];
+    unsigned state = 7, wrong = 0;
+    for (int i = 0; i < ROUNDS; i++) {
+        state = state * 1664525U + 1013904223U;
+        const unsigned o = (state >> 12) % OBJECTS, what = (state >> 8) % 8;
+        const bool was = references[o] > 0;
+        if (what < 2) {
+            wrong += !epo_alive_add(EPO_KIND_PLAN, memory[o]);
+            references[o] = 1;
+        } else if (what == 2) {
+            wrong += epo_alive_retain(EPO_KIND_PLAN, memory[o]) != was;
+            references[o] += was;
+        } else if (what < 7) {
+            wrong += epo_alive_drop(EPO_KIND_PLAN, memory[o]) != was;
+            references[o] -= was;
+        } else {
+            wrong += epo_alive_drop(EPO_KIND_LAYER, memory[o]);
+        }
+        for (int k = 0; k < OBJECTS && i % 50 == 0; k++)
+            wrong +=
+                (epo_alive_check(EPO_KIND_PLAN, memory[k], "f") == EPO_OK) != (references[k] > 0);
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+    for (int k = 0; k < OBJECTS; k++)
+        while (epo_alive_drop(EPO_KIND_PLAN, memory[k])) {
+        }
+}
+
 int main(void) {
     const CU_TestInfo tests[] = {
         {"version, status names, type sizes", library_facts},
@@ -402,6 +434,7 @@ int main(void) {
         {"choice of the engine, bootstrap, threads", engine_choice_and_bootstrap},
         {"a refusal is told to those that wait", a_refusal_is_told},
         {"a communicator comes alone", a_communicator_comes_alone},
+        {"what is alive is known", what_is_alive_is_known},
         CU_TEST_INFO_NULL,
     };
     return unit_run("api", tests);

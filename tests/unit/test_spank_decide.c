@@ -253,6 +253,8 @@ static void a_record_of_another_step_counts_for_nothing(void) {
                                          "1 7 0 1 1 1 0 1 1 0 5 5 9 forged",
                                          "1 0 0 1 1 1 0 1 1 0 5 5 5 not het",
                                          "1 7 0 1 1 1 0 9999999999999999999999 0 0 5 5 5 x",
+                                         "1 7 0 1 1 1 0 +1 1 0 5 5 5 forged",
+                                         "1 7 0 1 1 1 0  1 1 0 5 5 5 forged",
                                          "",
                                          "on"};
     for (size_t i = 0; i < sizeof forged / sizeof forged[0]; i++) {
