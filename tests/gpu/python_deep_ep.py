@@ -193,6 +193,30 @@ def check_streams(torch, buffer, rank, device):
         del over, y, event
 
 
+def check_no_tokens(torch, buffer, hybrid, rank, device):
+    """The last rank has no tokens, then nobody has any."""
+    for there in (inputs(torch, rank, 0, device) if rank < R - 1 else None, None):
+        x, index, weights = there or (torch.empty(0, H, dtype=torch.bfloat16, device=device),
+                                      torch.empty(0, K, dtype=torch.int64, device=device),
+                                      torch.empty(0, K, device=device))
+        layout = buffer.get_dispatch_layout(index, E)
+        times = layout[3].sum(1, keepdim=True)
+        want = (x.float() * times).to(torch.bfloat16)
+        rows, _, got, counts, handle, _ = buffer.dispatch(x, topk_idx=index, topk_weights=weights, is_token_in_rank=layout[3],
+                                                          num_tokens_per_expert=layout[2])
+        y, back, _ = buffer.combine(rows, handle, topk_weights=got)
+        same(torch, "without tokens: sums", y, want)
+        same(torch, "without tokens: weights", back, torch.where(index >= 0, weights, 0.0))
+        assert sum(counts) >= rows.shape[0]
+        rows, probs, _, sizes, handle = hybrid.dispatch_with_permute(hidden=x, topk_idx=index, topk_weights=weights)
+        assert rows.shape[0] == probs.shape[0] == int(sizes.sum())
+        y, _ = hybrid.combine_with_unpermute(hidden=rows, probs=probs, handle=handle)
+        same(torch, "without tokens: HybridEP", y, (x.float() * (index >= 0).sum(1, keepdim=True)).to(torch.bfloat16))
+        rows, _, handle, _, _ = buffer.low_latency_dispatch(x, index, 256, E, use_fp8=False)
+        y, _, _ = buffer.low_latency_combine(rows, index, torch.ones_like(weights), handle)
+        assert y.shape == x.shape
+
+
 def check_refused(torch, buffer, rank, device):
     """What is wrong is said before anything is sent, so the group goes on."""
     x, index, weights = inputs(torch, rank, 0, device)
@@ -408,6 +432,7 @@ def rank_main():
         check_hybrid_topk(torch, hybrid, rank, turn, device)
         check_hybrid_budget(torch, hybrid, rank, turn, device)
     check_hybrid_refused(torch, hybrid, rank, device)
+    check_no_tokens(torch, buffer, hybrid, rank, device)
     check_more_experts(torch, hybrid, rank, device)
     check_hybrid(torch, hybrid, rank, 1, device)
     print("rank %d: ok" % rank, flush=True)
