@@ -40,7 +40,8 @@ def told(ranks, there):
 def launch(program, ranks, limit, arguments=(), environment=None, name="rank", show_all=False, most=None):
     """Runs `ranks` processes, `limit` seconds all together at most. The output of rank 0, or of all, is shown as
     it comes, with the time; that of the others where they failed (its last `most` characters).  The first status
-    that is not 0, else 0."""
+    that is not 0, else 0. (torch.compile in the rank itself: its pool of workers imports torch anew, and a rank that
+    has ended waits for it.)"""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
@@ -58,7 +59,8 @@ def launch(program, ranks, limit, arguments=(), environment=None, name="rank", s
     for r in range(ranks):
         running.append(subprocess.Popen(
             [sys.executable, "-u", program, *arguments], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env=dict(os.environ, PYTHONFAULTHANDLER="1", RANK=str(r), WORLD_SIZE=str(ranks), LOCAL_RANK=str(r), MASTER_ADDR="127.0.0.1",
+            env=dict(os.environ, PYTHONFAULTHANDLER="1", TORCHINDUCTOR_COMPILE_THREADS="1", RANK=str(r),
+                     WORLD_SIZE=str(ranks), LOCAL_RANK=str(r), MASTER_ADDR="127.0.0.1",
                      MASTER_PORT=str(port), **sharing(r, ranks, there), **(environment or {}))))
         readers.append(threading.Thread(target=read, args=(r, show_all or r == 0), daemon=True))
         readers[-1].start()

@@ -95,20 +95,21 @@ def check_wrapped(torch, group, x, experts, weights):
             self.scale = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16, device=x.device))
             self.moe = ep_overlap.MoELayer(group, hidden=H, ffn=F, experts=E, top_k=K, max_tokens=T)
 
-        def forward(self):
-            return self.moe(x.detach() * self.scale, experts, weights.detach())
+        def forward(self, x):
+            return self.moe(x * self.scale, experts, weights.detach())
 
     wrap = torch.nn.parallel.DistributedDataParallel
+    x = x.detach()
     model = Model()
-    refused(wrap(model), "_ddp_params_and_buffers_to_ignore")
+    refused(lambda: wrap(model)(x), "_ddp_params_and_buffers_to_ignore")
     model.moe.close()
     model = Model()
     fully_shard(model)
-    refused(model, "FSDP")
+    refused(lambda: model(x), "FSDP")
     model.moe.close()
     model = Model()
     wrap._set_params_and_buffers_to_ignore_for_model(model, ["moe.w1", "moe.w2"])
-    wrap(model)().sum().backward()
+    wrap(model)(x).sum().backward()
     model.moe.flush()
     assert model.scale.grad is not None and model.moe.w1.grad.abs().sum() > 0
     model.moe.close()

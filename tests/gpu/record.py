@@ -119,7 +119,7 @@ SHARED = "EP_TEST_SHARED" in os.environ  # a GPU: exchanges go over sockets, so 
 class Job:
     """A step like a MoE model's: exchanges on a stream of their own beside GEMMs, some bare."""
 
-    def __init__(self, tokens=1024 if SHARED else 8192, hidden=4096, layers=6):
+    def __init__(self, tokens=1024 if SHARED else 8192, hidden=4096, layers=6, profiles=False):
         import datetime
 
         import torch
@@ -130,6 +130,11 @@ class Job:
         self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", self.rank)) % torch.cuda.device_count())
         torch.cuda.set_device(self.device)
         torch.ones(1, device=self.device)
+        if profiles:  # its first time takes seconds
+            from torch.profiler import ProfilerActivity, profile
+
+            with profile(activities=[ProfilerActivity.CUDA]):
+                torch.ones(1, device=self.device)
         at_gate(int(os.environ["RECORD_TEST_RANK"]))  # windows are counted from the communicator on
         faulthandler.dump_traceback_later(float(os.environ["RECORD_TEST_LIMIT"]) - 9)
         dist.init_process_group(
@@ -211,16 +216,16 @@ class Job:
 
 
 def rank_compare(folder):
-    """The profiler, the recorder from 4.5 to 6.5 s, the profiler again."""
-    job = Job()
+    """The profiler, the recorder from 5 to 7 s, the profiler again."""
+    job = Job(profiles=True)
     path = os.path.join(folder, f"torch-{job.rank}.json")
     begin = time.time()
     steps = job.steps_in(1.2, 120)
     before = job.profiled(steps, path)
     quiet, inside, after_ = [], [], []
-    job.until(begin, 4.3, quiet)
-    job.until(begin, 6.7, inside)
-    job.until(begin, 7.1, after_)
+    job.until(begin, 4.8, quiet)
+    job.until(begin, 7.2, inside)
+    job.until(begin, 7.6, after_)
     after = job.profiled(steps, path)
     job.say(steps=steps, before=before, after=after, first=inside[:3], worst=max(inside),
             quiet_ms=1e3 * statistics.median(quiet), inside_ms=1e3 * statistics.median(inside[2:] or inside),
@@ -235,7 +240,7 @@ def rank_steps(folder):
 
 
 def rank_during(folder):
-    job = Job()
+    job = Job(profiles=True)
     path = os.path.join(folder, f"torch-{job.rank}.json")
     begin = time.time()
     steps = job.steps_in(0.6, 50)
@@ -248,7 +253,7 @@ def rank_during(folder):
 
 
 def rank_across(folder):
-    job = Job()
+    job = Job(profiles=True)
     path = os.path.join(folder, f"torch-{job.rank}.json")
     begin = time.time()
     steps = job.steps_in(1.6, 400)
@@ -315,7 +320,7 @@ def rank_overhead(folder):
 
 
 def rank_graph(folder):
-    job = Job(tokens=2048, hidden=1024, layers=2)
+    job = Job(tokens=2048, hidden=1024, layers=2, profiles=True)
     torch = job.torch
     path = os.path.join(folder, f"torch-{job.rank}.json")
     job.step()
@@ -456,7 +461,8 @@ def gather(jobs, folder, limit):
             except (ValueError, KeyError) as e:
                 report = {"broken": str(e)}
         out.append({"status": job.returncode, "results": results, "ours": ours,
-                    "others": others[-40 if job.returncode not in (0, 7, 9) else -3:], "report": report, "trace": trace, "path": path})
+                    "others": others[-40 if job.returncode not in (0, 7, 9) else -3:], "report": report,
+                    "trace": trace, "path": path})
     return out
 
 
@@ -477,7 +483,7 @@ def side_by_side(call, names):
 
 def part_compare(library, ranks):
     bad = 0
-    runs = run(library, "compare", ranks, True, "4.5s-6.5s", 28)
+    runs = run(library, "compare", ranks, True, "5s-7s", 28)
     for r in runs:
         show("compare", {k: r[k] for k in ("status", "results", "ours", "others", "report", "trace")})
         ok = r["status"] == 0 and r["results"] and r["report"] and not r["report"]["not_recorded"]
