@@ -87,7 +87,6 @@ echo == end'
         run ep-overlap --version'
     times 2 '^ep-overlap: on, .*; no CUDA engine installed'
     times 1 '^rc 0: srun .* ep-train'
-    whole=$output
     between 'exit 3' ''
     has_not 'no CUDA engine'
 }
