@@ -159,14 +159,14 @@ static void what_is_told_is_what_is_taken(void) {
 typedef struct store {
     uint64_t held, most;
     size_t skew;
-    int calls;
+    int calls, fail_call; /* not 0: from the n-th call on there is no more */
 } store;
 
 static void *store_alloc(void *ctx, uint64_t bytes) {
     store *s = *(store **)ctx;
     char *p = NULL;
     s->calls++;
-    if (s->held + bytes > s->most)
+    if (s->held + bytes > s->most || (s->fail_call > 0 && s->calls >= s->fail_call))
         return NULL;
     p = aligned_alloc(256, (bytes + 511) / 256 * 256);
     if (p == NULL)
@@ -244,6 +244,82 @@ static void short_rank(moe_rank *c) {
     free_arrays(&a);
 }
 
+/* A pass forward and back; every rank's store is empty in the end. */
+typedef struct scarce {
+    moe_how how;
+    int fail_call;
+    bool failed; /* rank 0 */
+} scarce;
+
+static void scarce_rank(moe_rank *c) {
+    scarce *s = c->arg;
+    store own = {.most = UINT64_MAX, .fail_call = c->rank == 0 ? s->fail_call : 0};
+    store *contexts[CASE_RANKS] = {&own, &own, &own};
+    epo_group_config memory = {.alloc = store_alloc, .free = store_free, .alloc_ctx = contexts};
+    moe_how how = s->how;
+    const epo_engine *e = c->engine;
+    arrays a = make_arrays(c);
+    how.memory = &memory;
+    epo_group *g = moe_rank_group(c, &how);
+    const epo_buffer_config bc = config_buffer(E, H, K, T);
+    epo_layer_config lc = config_layer(E, H, F, a.w1, a.w2);
+    const epo_routing routing = config_routing(T, K, a.experts, NULL);
+    epo_buffer *b = NULL;
+    epo_layer *layer = NULL;
+    epo_plan *plan = NULL;
+    epo_saved *saved = NULL;
+    lc.dw1 = a.dw1;
+    lc.dw2 = a.dw2;
+    lc.saved = how.saved;
+    epo_status status = e->buffer_create(g, &bc, &b);
+    if (status == EPO_OK)
+        status = e->layer_create(g, &lc, &layer);
+    if (status == EPO_OK)
+        status = e->plan_create(b, &routing, NULL, &plan);
+    if (status == EPO_OK)
+        status = e->forward(layer, plan, a.x, a.y, &saved, NULL);
+    if (status == EPO_OK) {
+        status = e->backward(layer, saved, a.y, a.y, NULL, NULL);
+        saved = NULL;
+    }
+    if (status == EPO_OK)
+        status = e->group_wgrad_flush(g, NULL);
+    if (status == EPO_OK)
+        status = e->group_barrier(g);
+    const bool failed = status != EPO_OK;
+    EXPECT(c, !failed || c->rank != 0 ||
+                  (status == EPO_E_NOMEM && strstr(e->error(), "the caller's alloc gave none")));
+    EXPECT(c, !failed || c->rank == 0 || status == EPO_E_PEER || status == EPO_E_NOMEM);
+    if (c->rank == 0)
+        s->failed = failed;
+    e->saved_release(saved);
+    e->plan_release(plan);
+    (void)e->layer_destroy(layer);
+    (void)e->buffer_destroy(b);
+    EXPECT(c, e->group_destroy(g) == EPO_OK || failed);
+    EXPECT(c, own.held == 0);
+    free_arrays(&a);
+}
+
+/* Rank 0's memory ends at its first call, at its second, and so on, until it does not end. */
+static void memory_may_end_anywhere(void) {
+    for (int i = 0; i < 6; i++) {
+        scarce s = {.how = {.dispatcher = (epo_dispatcher)(i % 2),
+                            .overlap = i / 2 > 0,
+                            .delay = i / 2 > 1,
+                            .chunks = i / 2 > 0 ? 2 : 1,
+                            .saved = i % 2 ? (epo_saved_mode)(i / 2) : EPO_SAVE_ROWS}};
+        int bad = 0;
+        do {
+            s.fail_call++;
+            bad = moe_ranks(R, 20.0, scarce_rank, &s);
+        } while (s.failed && bad == 0 && s.fail_call < 60);
+        CU_ASSERT_EQUAL(bad, 0);
+        CU_ASSERT(s.fail_call > 4 && s.fail_call < 60);
+        printf("%d ", s.fail_call - 1);
+    }
+}
+
 static void memory_that_ends_is_told(void) {
     store crooked = {.most = UINT64_MAX, .skew = 64}, none = {.most = 100};
     CU_ASSERT_EQUAL(moe_ranks(R, 10.0, short_rank, &none), 0);
@@ -289,6 +365,7 @@ int main(void) {
         {"tokens need flex", tokens_need_flex},
         {"layers live in the caller's memory", layers_live_in_the_callers_memory},
         {"memory that ends is told", memory_that_ends_is_told},
+        {"memory may end anywhere", memory_may_end_anywhere},
         CU_TEST_INFO_NULL,
     };
     return unit_run("moe memory", tests);
