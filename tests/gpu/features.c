@@ -400,6 +400,82 @@ static void test_shifted(void) {
     }
 }
 
+/* ---- a caller's memory that ends ---- */
+
+typedef struct store {
+    int calls, fail_call, blocks; /* from the n-th call on there is no more; blocks given out */
+} store;
+
+static void *store_alloc(void *ctx, uint64_t bytes) {
+    store *s = ctx;
+    void *p = NULL;
+    if (s->fail_call > 0 && ++s->calls >= s->fail_call)
+        return NULL;
+    TEST_CUDA(cudaMalloc(&p, bytes));
+    s->blocks++;
+    return p;
+}
+
+static void store_free(void *ctx, void *ptr, uint64_t bytes) {
+    (void)bytes;
+    ((store *)ctx)->blocks--;
+    TEST_CUDA(cudaFree(ptr));
+}
+
+/* The rank's passes; 1: as they should, 2: the memory ended, and all is as it should be. */
+static void *scarce_main(void *ctx) {
+    rank_job *j = ctx;
+    store own = {.fail_call = j->rank == 0 ? j->f : 0};
+    j->config.alloc = store_alloc;
+    j->config.free = store_free;
+    j->config.alloc_ctx = &own;
+    epo_status status = open_rank(j);
+    if (status == EPO_OK)
+        status = run_plain(j);
+    if (status == EPO_OK)
+        status = j->engine->group_wgrad_flush(j->group, j->stream);
+    if (status == EPO_OK)
+        status = j->engine->group_barrier(j->group);
+    if (status != EPO_OK)
+        snprintf(j->text, sizeof j->text, "%s", j->engine->error());
+    const bool told = j->rank != 0 ? status == EPO_E_PEER || status == EPO_E_NOMEM
+                                   : status == EPO_E_NOMEM && strstr(j->text, "gave none") != NULL;
+    j->hash = status == EPO_OK ? 1 : told ? 2 : 0;
+    TEST_CUDA(cudaStreamSynchronize(j->stream));
+    close_rank(j);
+    j->hash = own.blocks == 0 ? j->hash : 0;
+    return NULL;
+}
+
+static void test_scarce(void) {
+    static const int variants[] = {0, 3, 4};
+    for (int v = 0; v < 3; v++) {
+        const int i = variants[v];
+        char name[96], text[256] = "";
+        uint64_t came = 2;
+        int fail_call = 0;
+        while (came == 2 && ++fail_call < 60) {
+            rank_job j[2];
+            ref_case c = some_case(0xc1 + (uint64_t)i, 2, EPO_BF16);
+            for (int r = 0; r < 2; r++) {
+                j[r] = some_job(&c, r, i);
+                j[r].main = scarce_main;
+                j[r].f = fail_call;
+            }
+            (void)run_world(j, 2, text, sizeof text);
+            came = j[0].hash == j[1].hash ? j[0].hash : 0;
+            snprintf(text, sizeof text, "%.120s; %.120s", j[0].text, j[1].text);
+        }
+        const bool ok = came == 1 && fail_call > 4;
+        snprintf(name, sizeof name, "memory that ends at any of %d calls, %s %s", fail_call - 1,
+                 dispatcher_name(i),
+                 i / 2 == 0   ? "serial"
+                 : i / 2 == 1 ? "overlapped"
+                              : "delayed");
+        test_result(name, ok, ok ? "both ranks are told, nothing is left" : text);
+    }
+}
+
 static void *overflow_main(void *ctx) {
     rank_job *j = ctx;
     epo_status status = open_rank(j);
@@ -563,10 +639,10 @@ int main(int argc, char **argv) {
         const char *name;
         void (*run)(void);
     } all[] = {{"comm", test_comms}, /* it forks: first */
-               {"groups", test_groups},     {"beside", test_beside},   {"saved", test_saved},
-               {"capture", test_capture},   {"memory", test_memory},   {"tp", test_tp},
-               {"own", test_own},           {"shifted", test_shifted}, {"overflow", test_overflow},
-               {"schedule", test_schedule}, {"control", test_control}};
+               {"groups", test_groups},     {"beside", test_beside},     {"saved", test_saved},
+               {"capture", test_capture},   {"memory", test_memory},     {"tp", test_tp},
+               {"own", test_own},           {"shifted", test_shifted},   {"scarce", test_scarce},
+               {"overflow", test_overflow}, {"schedule", test_schedule}, {"control", test_control}};
     int first = 1;
     if (argc > 1 && strcmp(argv[1], "e4m3") == 0) {
         wire = EPO_WIRE_E4M3;
