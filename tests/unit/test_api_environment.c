@@ -176,8 +176,11 @@ static void refused_switches(void) {
     CU_ASSERT_EQUAL(resolve(-1, -1, EPO_ON), EPO_E_ARG);
     CU_ASSERT_PTR_NOT_NULL(strstr(epo_fail_text(), "nothing asked for it"));
     CU_ASSERT_EQUAL(resolve(5, -1, -1), EPO_E_ARG);
+    CU_ASSERT_PTR_NOT_NULL(strstr(epo_fail_text(), "overlap: found 5"));
     CU_ASSERT_EQUAL(resolve(-1, 2, -1), EPO_E_ARG);
+    CU_ASSERT_PTR_NOT_NULL(strstr(epo_fail_text(), "dispatcher: found 2"));
     CU_ASSERT_EQUAL(resolve(-1, -1, 7), EPO_E_ARG);
+    CU_ASSERT_PTR_NOT_NULL(strstr(epo_fail_text(), "delay_wgrad: found 7"));
     static const char *const bad[][2] = {
         {"EP_OVERLAP_DECISION=maybe", "on"},      {"EP_OVERLAP_DISPATCHER=fast", "flex"},
         {"EP_OVERLAP_DELAY_WGRAD=yes", "0 or 1"}, {"EP_OVERLAP_CHUNKS=many", "1024"},
@@ -226,7 +229,14 @@ static void callers_ranks_and_members(void) {
     c.timeout_s = -1;
     CU_ASSERT_EQUAL(epo_environment_resolve(&c, reason), EPO_E_ARG);
     c.timeout_s = 0;
+    c.warn_s = -1;
+    CU_ASSERT_EQUAL(epo_environment_resolve(&c, reason), EPO_E_ARG);
+    c.warn_s = 0;
     c.chunks = -1;
+    CU_ASSERT_EQUAL(epo_environment_resolve(&c, reason), EPO_E_ARG);
+    c.chunks = 1024;
+    CU_ASSERT_EQUAL(epo_environment_resolve(&c, reason), EPO_OK);
+    c.chunks = 1025;
     CU_ASSERT_EQUAL(epo_environment_resolve(&c, reason), EPO_E_ARG);
 }
 

@@ -5,6 +5,7 @@
 #include "core/facts.h"
 #include "core/status.h"
 #include "rules/command.h"
+#include "rules/launch.h"
 #include "rules/settings.h"
 #include "rules/words.h"
 #include "unit.h"
@@ -416,6 +417,100 @@ static void a_step_that_will_be_refused_is_seen(void) {
     }
 }
 
+static const char *value_of(const epo_launch_variable *v, size_t count, const char *name) {
+    const char *found = NULL;
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(v[i].name, name) == 0) {
+            CU_ASSERT_PTR_NULL(found); /* once */
+            found = v[i].value;
+        }
+    return found != NULL ? found : "-";
+}
+
+/* `facts`: "name=value;..." or "name:default;..." */
+static epo_facts *facts_from(const char *text) {
+    epo_facts *facts = epo_facts_create();
+    char *copy = strdup(text), *rest = copy;
+    for (char *word; (word = strsep(&rest, ";")) != NULL;) {
+        char *mark = word + strcspn(word, "=:");
+        bool given = *mark == '=';
+        *mark = '\0';
+        if (given)
+            epo_facts_set(facts, word, mark + 1, "test");
+        else
+            epo_facts_set_default(facts, word, mark + 1, "test");
+    }
+    free(copy);
+    return facts;
+}
+
+static void a_run_gets_what_its_facts_call_for(void) {
+    static const struct {
+        const char *facts, *variables[6]; /* connections, SM margin, NVLink domain, ranks, MNNVL,
+                                             record streams */
+        const char *lm, *bridge;
+    } cases[] = {
+        {"overlap_moe_expert_parallel_comm=true;moe_token_dispatcher_type=alltoall;nvl72=false",
+         {"32", "16", "-", "-", "-", "-"},
+         "--overlap-moe-expert-parallel-comm --moe-token-dispatcher-type alltoall",
+         "comm_overlap.overlap_moe_expert_parallel_comm=true "
+         "comm_overlap.delay_wgrad_compute=false model.moe_shared_expert_overlap=false "
+         "model.moe_token_dispatcher_type=alltoall"},
+        {"overlap_moe_expert_parallel_comm=true;moe_token_dispatcher_type=flex;"
+         "flex_backend=hybridep;nvl72=false;expert_model_parallel_size=9;delay_wgrad_compute=true;"
+         "cuda_graph_impl=none",
+         {"32", "20", "8", "8", "0", "1"},
+         "--overlap-moe-expert-parallel-comm --moe-token-dispatcher-type flex "
+         "--moe-flex-dispatcher-backend hybridep --moe-router-dtype fp32 "
+         "--expert-model-parallel-size 9 --delay-wgrad-compute",
+         "comm_overlap.overlap_moe_expert_parallel_comm=true "
+         "comm_overlap.delay_wgrad_compute=true model.moe_shared_expert_overlap=false "
+         "model.moe_token_dispatcher_type=flex model.moe_flex_dispatcher_backend=hybridep "
+         "model.moe_router_dtype=fp32 model.expert_model_parallel_size=9"},
+        {"overlap_moe_expert_parallel_comm=false;moe_token_dispatcher_type:allgather;"
+         "flex_backend=hybridep;nvl72=true;expert_model_parallel_size=64;"
+         "cuda_graph_impl=full_iteration;gpu_major=9;tensor_model_parallel_size=2;"
+         "context_parallel_size=1",
+         {"1", "-", "72", "64", "1", "0"},
+         "--moe-flex-dispatcher-backend hybridep --moe-router-dtype fp32 "
+         "--expert-model-parallel-size 64",
+         "comm_overlap.overlap_moe_expert_parallel_comm=false "
+         "comm_overlap.delay_wgrad_compute=false model.moe_shared_expert_overlap=false "
+         "model.moe_flex_dispatcher_backend=hybridep model.moe_router_dtype=fp32 "
+         "model.expert_model_parallel_size=64"},
+        {"flex_backend=hybridep;nvl72=false;expert_model_parallel_size=many",
+         {"-", "-", "8", "-", "0", "-"},
+         "--moe-flex-dispatcher-backend hybridep --moe-router-dtype fp32 "
+         "--expert-model-parallel-size many",
+         NULL},
+        {"expert_model_parallel_size=null", {"-", "-", "-", "-", "-", "-"}, "", NULL},
+    };
+    static const char *const names[] = {"CUDA_DEVICE_MAX_CONNECTIONS",
+                                        "NVTE_BWD_LAYERNORM_SM_MARGIN",
+                                        "NVLINK_DOMAIN_SIZE",
+                                        "NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN",
+                                        "USE_MNNVL",
+                                        "TORCH_NCCL_AVOID_RECORD_STREAMS"};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        epo_launch_variable v[EPO_LAUNCH_VARIABLES_MAX];
+        char text[512];
+        size_t count = 0;
+        epo_facts *facts = facts_from(cases[i].facts);
+        CU_ASSERT_EQUAL(epo_launch_environment(facts, v, &count), EPO_OK);
+        for (int k = 0; k < 6; k++)
+            CU_ASSERT_STRING_EQUAL(value_of(v, count, names[k]), cases[i].variables[k]);
+        epo_launch_arguments(facts, EPO_FRAMEWORK_MEGATRON_LM, text, sizeof text);
+        CU_ASSERT_STRING_EQUAL(text, cases[i].lm);
+        if (cases[i].bridge != NULL) {
+            epo_launch_arguments(facts, EPO_FRAMEWORK_BRIDGE, text, sizeof text);
+            CU_ASSERT_STRING_EQUAL(text, cases[i].bridge);
+        }
+        epo_launch_arguments(facts, EPO_FRAMEWORK_MEGATRON_LM, text, 12); /* cut, and ended */
+        CU_ASSERT(strlen(text) < 12 && strncmp(text, cases[i].lm, strlen(text)) == 0);
+        epo_facts_destroy(facts);
+    }
+}
+
 int main(void) {
     const CU_TestInfo tests[] = {
         {"values are read as frameworks write them", values_are_read_as_frameworks_write_them},
@@ -435,6 +530,7 @@ int main(void) {
         {"a harness sets what is not given", a_harness_sets_what_is_not_given},
         {"each spelling becomes the rules' own", each_spelling_becomes_the_rules_own},
         {"a step that will be refused is seen", a_step_that_will_be_refused_is_seen},
+        {"a run gets what its facts call for", a_run_gets_what_its_facts_call_for},
         CU_TEST_INFO_NULL,
     };
     return unit_run("rules_input", tests);
