@@ -472,6 +472,21 @@ static uint64_t remote_rows(const setting *s, int b, int rank, int peer) {
     return s->how.dispatcher == EPO_DISPATCH_FLEX ? tokens : slots;
 }
 
+/* Tokens of all ranks that have an expert on this one. */
+static uint64_t tokens_here(const setting *s, int b, int rank) {
+    uint64_t n = 0;
+    for (int r = 0; r < R; r++)
+        for (int t = 0; t < s->c.batch[b][r].tokens; t++) {
+            bool here = false;
+            for (int k = 0; k < K; k++) {
+                const int64_t e = s->c.batch[b][r].experts[t * K + k];
+                here = here || (e >= 0 && e / (E / R) == rank);
+            }
+            n += here;
+        }
+    return n;
+}
+
 static double seconds_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -498,7 +513,15 @@ static void figures_rank(moe_rank *rank) {
         returned += r == rank->rank ? 0 : remote_rows(t.s, 0, r, rank->rank);
     EXPECT(rank, stats.dispatch_bytes == 2 * remote_rows(t.s, 0, rank->rank, -1) * row);
     EXPECT(rank, stats.combine_bytes == 2 * returned * row);
-    EXPECT(rank, stats.control_bytes > 0 && stats.local_bytes > 0);
+    /* Each pass: expert-major rows are written from those that came, K are summed into a
+     * token's own row; flex sums a token's rows on their way, too (R = K, so K come back). */
+    uint64_t rows = 0;
+    EXPECT(rank, t.e->plan_rows(t.plan[0], &rows) == EPO_OK);
+    const uint64_t sums =
+        (uint64_t)t.s->c.batch[0][rank->rank].tokens +
+        (t.s->how.dispatcher == EPO_DISPATCH_FLEX ? tokens_here(t.s, 0, rank->rank) : 0);
+    EXPECT(rank, stats.local_bytes == 2 * (2 * rows + (K + 1) * sums) * row);
+    EXPECT(rank, stats.control_bytes > 0);
     /* The same sizes again: not a byte more. */
     for (int i = 0; i < 5; i++) {
         backward(&t, &a, 0, forward(&t, &a, 0, &o), &o);

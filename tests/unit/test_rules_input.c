@@ -25,6 +25,9 @@ static void check_fact(const epo_facts *facts, const char *key, const char *text
     CU_ASSERT_STRING_EQUAL(found, text);
 }
 
+/* Longer than any number that is meant as one. */
+#define LONG_NUMBER "1234567890123456789012345678901234567890123456789012345678901234567890"
+
 static void values_are_read_as_frameworks_write_them(void) {
     static const struct {
         const char *text;
@@ -42,6 +45,7 @@ static void values_are_read_as_frameworks_write_them(void) {
                  {"0x10", EPO_FACT_TEXT, "0x10"},
                  {"nan", EPO_FACT_TEXT, "nan"},
                  {"1e999", EPO_FACT_TEXT, "1e999"},
+                 {LONG_NUMBER, EPO_FACT_TEXT, LONG_NUMBER},
                  {"'flex'", EPO_FACT_TEXT, "flex"},
                  {"'None'", EPO_FACT_TEXT, "None"},
                  {"[moe_act, layernorm]", EPO_FACT_LIST, "moe_act,layernorm"},
