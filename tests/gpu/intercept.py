@@ -32,10 +32,15 @@ import time
 import intercept_speed as speed
 from intercept_speed import MB, say
 from launch import at_gate, gpus, in_turn, sharing, told
-from nursery import Nursery, serve
+from nursery import Child, Nursery, serve
 
 HERE = os.path.abspath(__file__)
 # ---- ranks ---------------------------------------------------------------------------------
+
+
+def stage(what):
+    """For whoever asks afterwards where it stood."""
+    print("STAGE %.1f s: %s" % (time.time() - float(os.environ.get("EP_TEST_BEGAN", time.time())), what), flush=True)
 
 
 class Rank:
@@ -50,6 +55,8 @@ class Rank:
         self.shared = self.ranks > there
         self.device = torch.device("cuda", self.rank % there)
         torch.cuda.set_device(self.device)
+        torch.zeros(1, device=self.device)
+        stage("a context")
         options = dist.ProcessGroupNCCL.Options()
         options.is_high_priority_stream = high_priority
         self.bound = bound and hasattr(dist, "split_group")
@@ -59,6 +66,7 @@ class Rank:
         )
         dist.all_reduce(torch.ones(1, device=self.device))  # makes the communicator
         torch.cuda.synchronize()
+        stage("a communicator")
         at_gate(self.rank)
 
     def base(self, rank, nbytes):
@@ -283,7 +291,7 @@ def part_abort(r, held=False):
     torch.cuda.synchronize()
     store = dist.distributed_c10d._get_default_store()
     if r.rank == 0:
-        faulthandler.dump_traceback_later(12)
+        faulthandler.dump_traceback_later(12)  # (the other one counts no more)
         for group in groups:
             dist.all_to_all_single(y, x, group=group, async_op=True)
             time.sleep(0.3)
@@ -358,8 +366,13 @@ def free_port():
 
 def rank_main(parts):
     names = [name for name, _ in parts]
+    faulthandler.dump_traceback_later(int(os.environ.get("EP_TEST_TRACE", "50")))  # where a rank hangs
     r = Rank(high_priority=any(name in ("gemm", "layer", "speed") for name in names), bound="groups" in names)
-    good = all([PARTS[name](r, *args) for name, args in parts])
+    good = True
+    for name, args in parts:
+        stage("begins " + name)
+        good = PARTS[name](r, *args) and good
+    stage("has done all")
     r.dist.destroy_process_group()
     return 0 if good else 1
 
@@ -371,7 +384,7 @@ def start(options, mode, parts, extra, gate=None):
     count = int(extra.get("RANKS", options.ranks))
     for rank in range(count):
         env = dict(RANK=str(rank), WORLD_SIZE=str(count), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1",
-                   MASTER_PORT=str(port), OMP_NUM_THREADS="1", **sharing(rank, count, options.gpus))
+                   MASTER_PORT=str(port), OMP_NUM_THREADS="1", EP_TEST_BEGAN=str(options.began), **sharing(rank, count, options.gpus))
         env["NCCL_NVLS_ENABLE"] = os.environ.get("NCCL_NVLS_ENABLE", "0")
         if count > options.gpus:  # (a rank waits for the other's turn on the GPU now and then)
             env["EP_OVERLAP_INTERPOSE_WAIT"] = "200000"
@@ -420,6 +433,8 @@ def end(ranks, timeout):
                if line.startswith("RESULT ")]
     other = ["%d: %s" % (rank, line) for rank, text in enumerate(said) for line in text.splitlines()
              if not line.startswith("RESULT ") and line.strip()]
+    if status == 0:
+        other = [line for line in other if "STAGE" not in line]
     return status, results, other
 
 
@@ -439,9 +454,9 @@ def in_turns(options, cases):
         for name, ranks, _, _ in running:
             left = [p for p in ranks if p.poll() is None]
             for p in left:
+                said = p.said() if isinstance(p, Child) else ""
+                print("%s: not ended, last: %s" % (name, said[-1500:]), flush=True)
                 p.kill()
-            if left:
-                show(name + " (not ended)", end(ranks, 5))
         for nursery in options.nurseries.values():
             nursery.end()
         shutil.rmtree(folder, ignore_errors=True)
@@ -547,7 +562,7 @@ def main():
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--together", action="store_true")
     options = parser.parse_intermixed_args()
-    options.gpus, options.nurseries = gpus(), {}
+    options.gpus, options.nurseries, options.began = gpus(), {}, time.time()
     if options.gpus < 1:
         print("left out: no GPU here")
         return 77

@@ -33,6 +33,10 @@ class Child:
             self.returncode = int(status)
         return self.returncode
 
+    def said(self):
+        """Its output up to now."""
+        return self._read(".out") + self._read(".err")
+
     def kill(self):
         pid = self._read(".pid")
         if self.poll() is None and pid.endswith("\n"):
@@ -84,6 +88,7 @@ def _child(path, environment, job, apart, run):
     os.dup2(_file(path + ".err") if apart else 1, 2)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.update(environment)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     status = 1
     try:
         status = run(job)
@@ -102,6 +107,7 @@ def serve(run):
     """The program's side: a child for each line, until there are no more, and then those who are left
     are killed.  In a child this returns its status, for the program to end by; else None."""
     running, pipe = {}, sys.stdin.fileno()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # (goes to all of a group; the end of the pipe ends this one)
     os.set_blocking(pipe, False)
     rest, open_ = b"", True
     while open_ or running:
