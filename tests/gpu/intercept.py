@@ -438,6 +438,17 @@ def end(ranks, timeout):
     return status, results, other
 
 
+def stand_at(gate, ranks, limit=35):
+    """Whether all ranks have come to their gate, or one has ended."""
+    until = time.time() + limit
+    while time.time() < until:
+        if (all(os.path.exists("%s-%d" % (gate, r)) for r in range(len(ranks)))
+                or any(p.poll() is not None for p in ranks)):
+            return True
+        time.sleep(0.01)
+    return False
+
+
 def in_turns(options, cases):
     """All cases, started at once; each has the GPUs alone from its first exchange on."""
     failed, folder = 0, tempfile.mkdtemp(prefix="ep-intercept-")
@@ -448,6 +459,9 @@ def in_turns(options, cases):
             gate = os.path.join(folder, "gate%d" % i)
             running.append((name, start(options, mode, parts, extra, gate), limit, gate))
         for name, ranks, limit, gate in running:
+            if not stand_at(gate, ranks):
+                for p in ranks:
+                    p.kill()
             with in_turn(contextlib.nullcontext(), gate, ranks):
                 failed += not show(name, end(ranks, limit))
     finally:
