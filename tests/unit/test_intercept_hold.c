@@ -29,11 +29,12 @@ struct CUevent_st {
 
 static struct {
     atomic_int streams, events, opened, registered, copies; /* now; copies: ever */
-    atomic_bool capturing; /* somewhere, in the mode that forbids all threads to wait */
-    atomic_int broken;     /* calls that broke a capture */
-    atomic_bool held;      /* giving memory back waits */
-    atomic_int closing;    /* who does */
-    atomic_int pushed;     /* contexts, ever */
+    atomic_bool capturing;  /* somewhere, in the mode that forbids all threads to wait */
+    atomic_int broken;      /* calls that broke a capture */
+    atomic_bool held;       /* giving memory back waits */
+    atomic_int closing;     /* who does */
+    atomic_int pushed;      /* contexts, ever */
+    _Atomic(cu_event) busy; /* not reached yet */
 } gpu;
 static _Thread_local int capture_mode; /* 0: global */
 
@@ -149,7 +150,7 @@ static cu_result d_event_destroy(cu_event e) {
 static cu_result d_event_query(cu_event e) {
     unsafe();
     atomic_fetch_add(&e->used, 1);
-    return 0;
+    return e == atomic_load(&gpu.busy) ? CU_NOT_READY : 0;
 }
 static cu_result d_event_record(cu_event e, cu_stream s) {
     atomic_fetch_add(&e->used, 1);
@@ -445,6 +446,40 @@ static void test_release_has_a_limit(void) {
     pair_leave(&p);
 }
 
+static void exchange_until_opened(const pair *p, int more) {
+    const int want = atomic_load(&gpu.opened) + more;
+    for (int i = 0; i < 1000 && atomic_load(&gpu.opened) < want; i++)
+        CU_ASSERT_TRUE(exchange(p, thread_here(), true));
+    CU_ASSERT_TRUE_FATAL(atomic_load(&gpu.opened) >= want);
+}
+
+/* One communicator waits for a peer; another is aborted.  Nothing is given back, which would wait
+ * for the first; when that is ended, or has gone on for long, it is. */
+static void test_release_waits(void) {
+    for (unsigned forced = 0; forced < 2; forced++) {
+        pair a, b;
+        pair_open(&a, 160 + forced);
+        pair_open(&b, 170 + forced);
+        exchange_until_opened(&a, 1);
+        exchange_until_opened(&b, 1);
+        channel *ch = comm_channel(b.comm);
+        atomic_store(&gpu.busy, ch->last);
+        channel_put(ch);
+        atomic_store(&gpu.closing, 0);
+        abort_of(&a);
+        CU_ASSERT_EQUAL(atomic_load(&gpu.closing), 0);
+        CU_ASSERT_EQUAL(atomic_load(&gpu.opened), 2);
+        for (const double start = agree_now(); forced && agree_now() - start < 1.5;)
+            CU_ASSERT_TRUE(exchange(&b, thread_here(), true));
+        CU_ASSERT_EQUAL(atomic_load(&gpu.opened), forced ? 1 : 2);
+        atomic_store(&gpu.busy, NULL);
+        abort_of(&b);
+        expect_released();
+        pair_leave(&a);
+        pair_leave(&b);
+    }
+}
+
 /* A capture elsewhere, in the mode in which no thread may wait: ours tells the driver otherwise. */
 static void test_end_beside_a_capture(void) {
     pair p;
@@ -506,6 +541,7 @@ int main(void) {
         {"groups that end otherwise", test_other_ends},
         {"a thread that ends", test_thread_that_ends},
         {"a release that the driver holds up", test_release_has_a_limit},
+        {"a release that waits for another communicator", test_release_waits},
         {"an end beside a capture", test_end_beside_a_capture},
         {"small messages", test_small},
         {"communicators that are gone", test_gone},

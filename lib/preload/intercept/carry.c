@@ -339,6 +339,15 @@ static ncclResult_t choose_side(job *j) {
 
 static bool tidy_due(const channel *ch) { return agree_now() - ch->tidied >= TIDY_S; }
 
+static void tidy(channel *ch, double now) {
+    const bool may = channel_may_give_back(ch);
+    reach_tidy(ch, may);
+    if (may)
+        ch->given_back = now;
+    ch->tidied = now;
+    channel_sweep();
+}
+
 /* A group of which something may be ours, or that is captured, or at times. */
 static ncclResult_t exchange(job *j, bool *beside) {
     channel *ch = j->ch;
@@ -351,8 +360,7 @@ static ncclResult_t exchange(job *j, bool *beside) {
     }
     const bool relaxed = ch->cu->capture_mode(&mode) == 0;
     if (!j->captured && tidy_due(ch)) {
-        ch->tidied = agree_now();
-        reach_tidy(ch);
+        tidy(ch, agree_now());
     }
     if (agree_all(j)) {
         r = choose_side(j);

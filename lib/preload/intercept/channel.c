@@ -158,10 +158,12 @@ void channel_settle(comm *c, channel *ch, bool made) {
     int mode = CU_CAPTURE_RELAXED; /* another thread may be capturing */
     const bool relaxed = cu != NULL && cu->capture_mode(&mode) == 0;
     c->why = settle(ch);
-    if (c->why == FALLBACK_NONE)
+    if (c->why == FALLBACK_NONE) {
+        channel_enlist(ch);
         c->channel = ch;
-    else
+    } else {
         channel_put(ch);
+    }
     if (relaxed)
         (void)cu->capture_mode(&mode);
 }

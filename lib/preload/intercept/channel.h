@@ -16,6 +16,11 @@
 #include "preload/intercept/agree.h"
 
 #define CHANNEL_REACH 256 /* allocations of one peer's, or of ours, that are remembered */
+/* A peer's memory is given back when nothing of ours is on its way; in a program whose GPU always
+ * has something, whose ranks then come to what it waits for, after this many seconds. */
+#ifndef CHANNEL_FORCE_S
+#define CHANNEL_FORCE_S 5.0
+#endif
 
 /* An allocation: of ours that was offered, or of a peer's that was opened. */
 typedef struct reach_entry {
@@ -51,7 +56,8 @@ typedef struct channel_words {
 } channel_words;
 
 struct channel {
-    struct channel *next; /* of those that wait for their peers, or their group's end, to close */
+    struct channel *next; /* of those that wait for their peers, the GPU or their group's end */
+    struct channel *all_next;
     comm *owner;
     const cuda_driver *cu;
     cu_context context;
@@ -71,7 +77,8 @@ struct channel {
     pthread_mutex_t abort_lock; /* of the releaser */
     bool releasing;
     pthread_t releaser;
-    double tidied, wait_s, patience; /* wait_s: at most; patience: now */
+    double tidied, given_back;
+    double wait_s, patience; /* wait_s: at most; patience: now */
     struct {
         cu_module module;
         cu_function kernel; /* NULL: the driver's copies */
@@ -85,10 +92,20 @@ ncclResult_t channel_fail(const channel *ch, const char *call, cu_result r);
 /* The index in the room of a rank of the communicator; -1: none that takes part. */
 int channel_index(const channel *ch, int rank);
 
-/* ---- close.c ---- */
+/* ---- release.c ---- */
 
+/* From now on, until it is released, it may have something on its way. */
+void channel_enlist(channel *ch);
+/* Whether nothing of ours is on its way in the channel's context, or nothing was given back for
+ * CHANNEL_FORCE_S. */
+bool channel_may_give_back(const channel *ch);
+/* Something of ours will not end: the latter does not count any more. */
+void channel_abandon(void);
+/* Releases what has waited for that. */
+void channel_sweep(void);
 /* Of one that has no part in the driver (any more). */
 void channel_free(channel *ch);
+bool channel_thread(pthread_t *thread, void *(*run)(void *), void *argument);
 
 /* ---- reach.c ---- */
 
@@ -96,8 +113,8 @@ void channel_free(channel *ch);
 bool reach_offer(channel *ch, cu_pointer target, uint64_t bytes, agree_offer *offer);
 /* The same memory here, 0: not to be had. */
 cu_pointer reach_open(channel *ch, int peer, const agree_offer *offer);
-/* Tells peers what of ours was freed, and gives back what they told us. */
-void reach_tidy(channel *ch);
+/* Tells peers what of ours was freed and, if it may, gives back what they told us. */
+void reach_tidy(channel *ch, bool may);
 void reach_close(channel *ch);
 
 /* ---- words.c ---- */

@@ -130,9 +130,9 @@ static void take_gone(channel *ch, int peer) {
     p->gone = count;
 }
 
-void reach_tidy(channel *ch) {
+void reach_tidy(channel *ch, bool may) {
     tell_gone(ch);
-    for (int i = 0; i < ch->count; i++)
+    for (int i = 0; may && i < ch->count; i++)
         if (channel_has(ch, i))
             take_gone(ch, i);
 }
