@@ -269,6 +269,8 @@ void gpu_meet_unshare(gpu_meet *meet, void *ptr, uint64_t bytes);
  * wait for another. */
 void gpu_meet_waits(gpu_meet *meet, int rank);
 int gpu_meet_waits_end(gpu_meet *meet, int rank);
+/* A word that changes as long as that rank's watchdog runs; 0: of another machine. */
+uint64_t gpu_meet_sign(const gpu_meet *meet, int rank);
 void gpu_meet_abort(gpu_meet *meet, epo_status status, const char *text);
 /* EPO_OK, or the first failure a peer announced, with its text. */
 epo_status gpu_meet_failed(gpu_meet *meet, char *text, size_t size);
@@ -338,6 +340,8 @@ epo_status gpu_watch_event(epo_backend *be, cudaEvent_t event, const char *what,
 void gpu_watch_forget(epo_backend *be, volatile uint64_t *words, uint64_t bytes);
 void gpu_watch_release(epo_backend *be);
 double gpu_now(void);
+/* For how long has that rank's process shown no sign of life?  0: it does, or is not known. */
+double gpu_watch_silence(const epo_backend *be, int rank);
 /* The host side wait, bounded. */
 epo_status gpu_watch_poll(epo_backend *be, volatile uint64_t *words, const epo_ready *ready);
 

@@ -377,6 +377,8 @@ int gpu_meet_waits_end(gpu_meet *m, int rank) {
     return rank;
 }
 
+uint64_t gpu_meet_sign(const gpu_meet *m, int rank) { return atomic_load(&m->room->waits[rank]); }
+
 void gpu_meet_watch(gpu_meet *m, bool begin) {
     if (m->meeting != NULL && begin)
         epo_meeting_enter(m->meeting);

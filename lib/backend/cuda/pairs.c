@@ -181,13 +181,21 @@ typedef struct make_wait {
     bool warned;
 } make_wait;
 
-/* All ranks came here, as they had an allgather just before; what is amiss, NCCL knows. */
+/* All ranks came here, as they had an allgather just before; what is amiss, NCCL knows, unless
+ * one's process stands still. */
 static void wait_describe(const make_wait *w, double age, char *text, size_t size) {
+    char still[80] = "";
+    for (int i = 0; i < w->members->count && still[0] == '\0'; i++) {
+        const int r = w->members->first + i * w->members->step;
+        const double silence = r != w->be->rank ? gpu_watch_silence(w->be, r) : 0;
+        if (silence > 0)
+            snprintf(still, sizeof still, "no sign of life from rank %d for %.0f s; ", r, silence);
+    }
     snprintf(text, size,
              "rank %d: NCCL's making a communicator of %d ranks: not complete after %.0f s, though "
-             "all came to it: NCCL_DEBUG=INFO tells what NCCL waits for, NCCL_SOCKET_IFNAME "
+             "all came to it: %sNCCL_DEBUG=INFO tells what NCCL waits for, NCCL_SOCKET_IFNAME "
              "chooses its network",
-             w->be->rank, w->members->count, age);
+             w->be->rank, w->members->count, age, still);
 }
 
 /* May it go on?  A failure that a rank announced, a rank that is gone, the limit. */

@@ -13,6 +13,8 @@
 #include <time.h>
 
 #define WATCH_TICK_NS 5000000
+#define WATCH_RANKS 256
+#define WATCH_SILENT_S 1.0 /* a machine with little time for its processes is no silence */
 
 typedef struct watch_entry {
     volatile uint64_t *words; /* NULL: an event */
@@ -28,7 +30,9 @@ struct gpu_watch {
     pthread_mutex_t lock;
     pthread_cond_t wake;
     bool stop, poisoned;
-    double looked; /* at the peers' lives */
+    double looked;                         /* at the peers' lives */
+    uint64_t sign[WATCH_RANKS];            /* of the ranks' lives, as seen last, */
+    _Atomic int64_t heard_ms[WATCH_RANKS]; /* and since when */
     watch_entry *entry;
     size_t count, capacity;
 };
@@ -50,6 +54,25 @@ static bool entry_done(const watch_entry *e) {
         if (word_load(e->words + i) < e->ready.epoch)
             return false;
     return true;
+}
+
+/* By this process's clock alone: others' may be hours ahead. */
+static void watch_listen(epo_backend *be) {
+    gpu_watch *w = be->watch;
+    const int64_t now = (int64_t)(gpu_now() * 1e3);
+    for (int r = 0; r < be->ranks && r < WATCH_RANKS; r++) {
+        const uint64_t sign = gpu_meet_sign(be->meet, r);
+        if (sign == w->sign[r])
+            continue;
+        w->sign[r] = sign;
+        atomic_store(&w->heard_ms[r], now);
+    }
+}
+
+double gpu_watch_silence(const epo_backend *be, int rank) {
+    const int64_t heard = rank < WATCH_RANKS ? atomic_load(&be->watch->heard_ms[rank]) : 0;
+    const double silence = gpu_now() - 1e-3 * (double)heard;
+    return heard != 0 && silence > WATCH_SILENT_S ? silence : 0;
 }
 
 /* "dispatch chunk 1" */
@@ -79,9 +102,13 @@ static void entry_describe(const epo_backend *be, const watch_entry *e, double a
         missing++;
     }
     const int end = late >= 0 ? gpu_meet_waits_end(be->meet, late) : -1;
-    char behind[48] = "";
+    char behind[112] = "";
+    const double silence = end >= 0 && end != be->rank ? gpu_watch_silence(be, end) : 0;
     if (end != late)
         snprintf(behind, sizeof behind, ", behind whom all wait for rank %d", end);
+    if (silence > 0)
+        snprintf(behind + strlen(behind), sizeof behind - strlen(behind),
+                 "; no sign of life from rank %d for %.0f s", end, silence);
     if (e->words == NULL)
         snprintf(text, size, "rank %d: %s: not complete after %.0f s; its %s rank %s%s", be->rank,
                  what, age, missing > 1 ? "peers are" : "peer is", who, behind);
@@ -189,6 +216,7 @@ static epo_status watch_scan(epo_backend *be, char *text, size_t size) {
         i++;
     }
     watch_tell(be, first);
+    watch_listen(be);
     if (lost != NULL || (look && waits && gpu_meet_differs(be->meet, text, size)))
         return EPO_E_PEER;
     if (oldest != NULL)
