@@ -4,7 +4,7 @@
 set -u
 build=${EPO_BUILD_DIR:-build} source=${EPO_SRC_DIR:-.}
 failed=0
-for target in log script yaml chrome nsight values config options probe route; do
+for target in log script yaml chrome nsight values config options probe route meet; do
     printf '%s: ' "$target"
     timeout 120 "$build/tests/fuzz/replay_$target" "$source/tests/fuzz/seeds/$target"/* || failed=1
 done

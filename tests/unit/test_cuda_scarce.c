@@ -26,7 +26,7 @@
 enum { RANKS = 2, FLOATS = 100 };
 
 /* How ranks meet and reach each other. */
-typedef enum way { PEERS, NCCL, COMM, WAYS } way;
+typedef enum meeting { PEERS, NCCL, COMM, WAYS } meeting;
 static const char *const ways[WAYS] = {"peers' memory", "NCCL", "a communicator"};
 
 #ifdef HAVE_NCCL
@@ -40,7 +40,7 @@ static const epo_engine *engine;
 
 typedef struct member {
     int rank, wrong;
-    way way;
+    meeting way;
     epo_world *world;
     epo_status status; /* of the first call that failed */
     fake_busy then;    /* before the end */
@@ -106,7 +106,7 @@ static void *member_main(void *arg) {
     return NULL;
 }
 
-static void run(member *m, way way) {
+static void run(member *m, meeting way) {
     pthread_t thread[RANKS];
     epo_world *world = NULL;
     if (way == NCCL)
@@ -148,7 +148,7 @@ static void expect_nothing_left(const char *what, const char *call) {
     fake_cuda_forget(false);
 }
 
-static void all_is_well(way way) {
+static void all_is_well(meeting way) {
     member m[RANKS] = {{0}};
     run(m, way);
     for (int r = 0; r < RANKS; r++) {
@@ -161,11 +161,11 @@ static void all_is_well(way way) {
 
 static void nothing_fails(void) {
     for (int w = 0; w < WAYS_HERE; w++)
-        all_is_well((way)w);
+        all_is_well((meeting)w);
 }
 
 /* On rank 1, which has device 1. */
-static void each_call_fails(way way) {
+static void each_call_fails(meeting way) {
     long calls = 1, survived = 0;
     for (long at = 0; at < calls; at += at == 0 ? 1 : every) {
         member m[RANKS] = {{0}};
@@ -193,7 +193,7 @@ static void each_call_fails(way way) {
 static void peers_calls_fail(void) { each_call_fails(PEERS); }
 static void nccl_calls_fail(void) {
     for (int w = NCCL; w < WAYS_HERE; w++)
-        each_call_fails((way)w);
+        each_call_fails((meeting)w);
 }
 
 /* Of this process: those that were left are among them. */
@@ -216,7 +216,7 @@ static void stays_busy(fake_busy begin, fake_busy then) {
     for (int w = 0; w < WAYS_HERE; w++) {
         member m[RANKS] = {{.then = then}, {.then = then}};
         fake_cuda_busy(begin);
-        run(m, (way)w);
+        run(m, (meeting)w);
         for (int r = 0; r < RANKS; r++) {
             const epo_status want = then == FAKE_ALL ? EPO_E_TIMEOUT : EPO_OK;
             if (m[r].status != want)

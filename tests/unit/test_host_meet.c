@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory that processes share, and meet.h, by which other backends' processes meet.
+ * Memory that processes share, strangers at rank 0's name, and meet.h, by which other backends'
+ * processes meet.
  */
 #include "config.h"
 
@@ -10,8 +11,11 @@
 #include "backend/host/join.h"
 #include "backend/meet.h"
 
+#include <poll.h>
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <time.h>
 
 static int text_has(const char *text, const char *part) { return strstr(text, part) != NULL; }
@@ -135,10 +139,54 @@ static void dev_shm_is_too_small(void) {
     procs_free(all);
 }
 
+/* As another user, connects as often as fits; then waits until the pipe ends. */
+static void come_as_stranger(const struct sockaddr_un *a, socklen_t length, int told) {
+    char byte;
+    if (setuid(65534) != 0)
+        _exit(1);
+    for (int i = 0; i < 100; i++) {
+        const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0);
+        if (connect(fd, (const struct sockaddr *)a, length) != 0)
+            _exit(1);
+    }
+    _exit(read(told, &byte, 1) == 0 ? 0 : 1);
+}
+
+/* Rank 0 turns some away and looks at its limit again, however many come. */
+static void strangers_who_keep_coming(void) {
+    if (geteuid() != 0) {
+        puts("(left out: needs root) ");
+        return;
+    }
+    host_name name = {UINT64_C(0x5712a46e) ^ (uint64_t)getpid() << 32, 0};
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    int listener = -1, holder = 0, pipes[2], status = -1, turns = 0;
+    CU_ASSERT_EQUAL_FATAL(host_socket_listen(&name, &listener, &holder), EPO_OK);
+    socklen_t length = sizeof a;
+    CU_ASSERT_EQUAL_FATAL(getsockname(listener, (struct sockaddr *)&a, &length), 0);
+    CU_ASSERT_EQUAL_FATAL(pipe(pipes), 0);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        close(pipes[1]);
+        come_as_stranger(&a, length, pipes[0]);
+    }
+    for (struct pollfd p = {listener, POLLIN, 0}; poll(&p, 1, turns > 0 ? 0 : 5000) > 0; turns++) {
+        nap_ms(turns > 0 ? 0 : 200); /* until all are there */
+        CU_ASSERT_EQUAL(host_socket_accept(listener), -1);
+        CU_ASSERT_FALSE(host_socket_starved());
+    }
+    CU_ASSERT(turns > 1);
+    close(pipes[0]);
+    close(pipes[1]);
+    CU_ASSERT(waitpid(pid, &status, 0) == pid && status == 0);
+    close(listener);
+}
+
 int main(void) {
     const CU_TestInfo tests[] = {
         {"a meeting shares memory and tells who is lost", a_meeting_shares_and_tells_who_is_lost},
         {"a /dev/shm that is too small", dev_shm_is_too_small},
+        {"strangers who keep coming", strangers_who_keep_coming},
         CU_TEST_INFO_NULL,
     };
     setenv("MASTER_PORT", "17", 1);

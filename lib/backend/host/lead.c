@@ -57,9 +57,9 @@ static epo_status lead_hello(lead *l, int fd, const host_hello *h) {
     l->hello[h->rank] = *h;
     l->join->fd[h->rank] = fd;
     l->come++;
-    int64_t theirs = host_now_ns() + h->left_ns; /* the shortest limit is everybody's */
-    if (theirs < l->until_ns)
-        l->until_ns = theirs;
+    const int64_t now = host_now_ns(); /* the shortest limit is everybody's */
+    if (h->left_ns < l->until_ns - now)
+        l->until_ns = now + (h->left_ns > 0 ? h->left_ns : 0);
     return EPO_OK;
 }
 

@@ -15,6 +15,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+/* Of other users, turned away at a time: who keeps coming must not keep rank 0 from its limit. */
+#define SOCKET_STRANGERS 64
+
 static socklen_t address_make(const host_name *name, int suffix, struct sockaddr_un *out) {
     memset(out, 0, sizeof *out);
     out->sun_family = AF_UNIX;
@@ -90,7 +93,7 @@ int host_socket_connect(const host_name *name, int *pid) {
 }
 
 int host_socket_accept(int listener) {
-    for (;;) {
+    for (int strangers = 0; strangers < SOCKET_STRANGERS; strangers++) {
         int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0 && (errno == EINTR || errno == ECONNABORTED))
             continue;
@@ -98,6 +101,8 @@ int host_socket_accept(int listener) {
             return fd;
         close(fd);
     }
+    errno = EAGAIN;
+    return -1;
 }
 
 bool host_socket_send(int fd, const void *data, size_t size, int descriptor) {
@@ -124,13 +129,22 @@ bool host_socket_send(int fd, const void *data, size_t size, int descriptor) {
     return n == (ssize_t)size;
 }
 
+/* The one descriptor that came; of several, which nobody of ours sends, none. */
 static int descriptor_take(struct msghdr *message) {
-    int fd = -1;
-    for (struct cmsghdr *c = CMSG_FIRSTHDR(message); c != NULL; c = CMSG_NXTHDR(message, c))
-        if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS &&
-            c->cmsg_len == CMSG_LEN(sizeof(int)))
-            memcpy(&fd, CMSG_DATA(c), sizeof fd);
-    return fd;
+    int fd = -1, count = 0;
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(message); c != NULL; c = CMSG_NXTHDR(message, c)) {
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+            continue;
+        for (size_t at = 0; CMSG_LEN(at + sizeof fd) <= c->cmsg_len; at += sizeof fd) {
+            if (count++ > 0)
+                close(fd);
+            memcpy(&fd, CMSG_DATA(c) + at, sizeof fd);
+        }
+    }
+    if (count < 2)
+        return fd;
+    close(fd);
+    return -1;
 }
 
 /* A longer message is cut; -2: nothing there, else the bytes, 0 at the end. */
@@ -148,7 +162,7 @@ static ssize_t receive_some(int fd, void *data, size_t size, int *descriptor) {
     do
         n = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     while (n < 0 && errno == EINTR);
-    *descriptor = n > 0 ? descriptor_take(&message) : -1;
+    *descriptor = n >= 0 ? descriptor_take(&message) : -1; /* one may come with no bytes */
     if (n < 0)
         return errno == EAGAIN || errno == EWOULDBLOCK ? -2 : -1;
     return n;
