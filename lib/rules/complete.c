@@ -145,6 +145,20 @@ static bool is_dispatcher_type(const setting *s) {
 
 static bool is_wgrad(const setting *s) { return option_of(s) == EPO_OPT_DELAY_WGRAD; }
 
+/* Megatron-Core before 0.15 knows --moe-enable-deepep and no backends: who says that has
+ * named deepep, and gets no flag that his version refuses. */
+static bool named_deepep(const epo_program *program, const epo_wish *wish, const setting *want,
+                         epo_completion *completion) {
+    static const setting older = {.name = "--moe-enable-deepep", .name_length = 19};
+    setting have;
+    if (!is_named(want, "--moe-flex-dispatcher-backend") ||
+        !find_setting(&program->words, &older, &have))
+        return false;
+    if (want->value_length != 6 || strncmp(want->value, "deepep", 6) != 0)
+        contradict(completion, wish, EPO_OPT_DISPATCHER, older.name);
+    return true;
+}
+
 /* Spellings of "no" that the wanted arguments do not mirror. */
 static void check_opposites(const epo_program *program, const epo_wish *wish,
                             epo_completion *completion) {
@@ -182,7 +196,8 @@ epo_status epo_complete(const epo_program *program, const epo_wish *wish,
             continue;
         epo_option_id id = option_of(&want);
         if (!find_setting(&program->words, &want, &have)) {
-            if (!own_dispatcher || !belongs_to_flex(&want))
+            if ((!own_dispatcher || !belongs_to_flex(&want)) &&
+                !named_deepep(program, wish, &want, completion))
                 status = add_setting(completion, &want, is_flag(want.name));
             continue;
         }

@@ -62,6 +62,20 @@ x[alltoall]'
     has 'nothing is missing'
 }
 
+@test "--moe-enable-deepep names deepep as older versions do, and no flag of newer ones is added" {
+    recorder
+    export EP_OVERLAP_GIVEN='overlap dispatcher' EP_OVERLAP_DISPATCHER=flex EP_OVERLAP_FLEX_BACKEND=deepep
+    record python pretrain_gpt.py "${moe[@]}" --moe-enable-deepep
+    [ "$status" = 0 ]
+    [[ $output != *backend* && $output == *"[--moe-token-dispatcher-type]
+[flex]"* ]]
+    export EP_OVERLAP_FLEX_BACKEND=hybridep
+    record python pretrain_gpt.py "${moe[@]}" --moe-enable-deepep
+    [ "$status" = 1 ]
+    output=$stderr
+    has '--ep-dispatcher=flex:hybridep contradicts the argument --moe-enable-deepep'
+}
+
 @test "contradictions: both sides are named, nothing runs" {
     recorder
     export EP_OVERLAP_GIVEN='overlap dispatcher delay_wgrad'

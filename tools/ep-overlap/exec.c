@@ -47,7 +47,7 @@ typedef struct exec_work {
     bool dry, json, first; /* first: rank 0, which speaks */
     bool automatic;
     int dispatcher;
-    char asked_dispatcher[48];
+    char asked_dispatcher[64];
     epo_wish wish;
     epo_program program;
     epo_completion completion;
@@ -98,10 +98,10 @@ static bool is_given(const char *name) {
 /* 0, or an exit status. */
 static int read_dispatcher(exec_work *w) {
     const char *kind = variable(EPO_OUT_DISPATCHER), *backend = variable(EPO_OUT_FLEX_BACKEND);
-    char text[32];
+    char text[48];
     if (kind == NULL)
         kind = "alltoall";
-    snprintf(text, sizeof text, "%.12s%s%.12s", kind, backend != NULL ? ":" : "",
+    snprintf(text, sizeof text, "%.20s%s%.20s", kind, backend != NULL ? ":" : "",
              backend != NULL ? backend : "");
     if (epo_option_parse(EPO_OPT_DISPATCHER, text, EPO_OUT_DISPATCHER, &w->dispatcher) != EPO_OK) {
         (void)epo_tool_fail("exec", EPO_E_ARG);
