@@ -32,6 +32,8 @@ typedef struct reader {
     int nesting;
     bool in_program; /* behind a training script */
     bool harness;    /* one of Bridge's performance scripts */
+    bool launched;   /* behind python or torchrun */
+    bool seen;       /* a command that starts a training program */
     step step;
 } reader;
 
@@ -346,6 +348,7 @@ static epo_status read_inner_shell(reader *r, const epo_word *text) {
         status = read_words(&nested);
     r->command = nested.command;
     r->step = nested.step;
+    r->seen = nested.seen;
     epo_words_free(&inner);
     return status;
 }
@@ -367,6 +370,9 @@ static bool is_training_script(const char *base) {
 static void follow(reader *r, const epo_word *word, const char *base) {
     const epo_word *next = peek(r, 1);
     r->in_program = (r->in_program && !word->begins) || is_training_script(base);
+    r->launched = (r->launched && !word->begins) || strncmp(base, "python", 6) == 0 ||
+                  strcmp(base, "torchrun") == 0;
+    r->seen = r->seen || r->in_program || (r->launched && is_override(word->text));
     r->harness = (r->harness && r->in_program) || strcmp(base, "run_script.py") == 0;
     if (strcmp(base, "ep-overlap") == 0 && next != NULL && strcmp(next->text, "exec") == 0)
         r->step.exec = true;
@@ -450,7 +456,7 @@ epo_status epo_command_read(const epo_words *words, const char *name, bool is_sc
     reader r = {
         .words = words, .name = name, .is_script = is_script, .facts = facts, .step.delayed = -1};
     epo_status status = read_words(&r);
-    bool asked = r.step.on && r.command.framework != EPO_FRAMEWORK_UNKNOWN;
+    bool asked = r.step.on && r.seen && r.command.framework != EPO_FRAMEWORK_UNKNOWN;
     if (status == EPO_OK && asked && r.step.exec)
         status = put_step(&r);
     r.command.step_lacks = asked && !r.command.open_arguments && !may_be_enabled(facts);

@@ -148,6 +148,20 @@ END
     [[ $output == *"virtual_pipeline_model_parallel_size: OVL-006"* ]]
 }
 
+@test "nothing speaks against the job scripts that we ship" {
+    for script in "$BATS_TEST_DIRNAME"/../../jobscripts/*.sbatch; do
+        run "$tool" lint "$script" # 4: they name no argument of a framework
+        [ "$status" -eq 0 ] || [ "$status" -eq 4 ] || { echo "$script: $output"; false; }
+    done
+    # an override in an array is no program that a step starts without it
+    printf '#SBATCH --ep-overlap=on\noff=(comm_overlap.delay_wgrad_compute=false)\nsrun "$@" "${off[@]}"\n' >job.sh
+    run "$tool" lint job.sh
+    [ "$status" -eq 0 ]
+    echo 'srun python train.py comm_overlap.delay_wgrad_compute=false' >>job.sh
+    run "$tool" lint job.sh
+    [[ $status -eq 1 && $output == *"error    ARG-OVERLAP"* ]]
+}
+
 @test "arguments that only the shell knows leave undecided what they may say" {
     for more in '$EXTRA' '"$@"' '$(cat more)' '"${MORE[@]}"'; do
         printf 'ARGS=(--bf16 --num-experts 8)\nsrun python pretrain_gpt.py "${ARGS[@]}" --expert-model-parallel-size 4 --overlap-moe-expert-parallel-comm %s\n' "$more" >job.sh
