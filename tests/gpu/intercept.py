@@ -152,7 +152,7 @@ class Random:
 
 
 # What is a message of NCCL's costs a thousand times as much where ranks share a GPU.
-OFTEN = {"large": 0.2, "zeros": 0.15, "reduce": 0.3, "checked": 5}
+OFTEN = {"large": 0.2, "zeros": 0.15, "reduce": 0.1, "checked": 16}
 SELDOM = {"large": 0.1, "zeros": 0.01, "reduce": 0.01, "checked": 16}
 
 
