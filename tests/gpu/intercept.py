@@ -462,6 +462,7 @@ def in_turns(options, cases):
             if not stand_at(gate, ranks):
                 for p in ranks:
                     p.kill()
+            print("%.1f s: %s" % (time.time() - options.began, name), flush=True)
             with in_turn(contextlib.nullcontext(), gate, ranks):
                 failed += not show(name, end(ranks, limit))
     finally:
@@ -469,7 +470,8 @@ def in_turns(options, cases):
             left = [p for p in ranks if p.poll() is None]
             for p in left:
                 said = p.said() if isinstance(p, Child) else ""
-                print("%s: not ended, last: %s" % (name, said[-1500:]), flush=True)
+                print("%s: not ended after %.0f s, last: %s" % (name, time.time() - options.began, said[-1500:]),
+                      flush=True)
                 p.kill()
         for nursery in options.nurseries.values():
             nursery.end()
