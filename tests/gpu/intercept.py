@@ -166,10 +166,12 @@ def part_random(r, calls, most, seed=99, limit_s=60):
     while done < last:
         job.call(SELDOM if r.shared else OFTEN)
         done += 1
-        if done % 500 == 0:
+        if done % 500 == 0 or done in (20, 100):
             over.fill_(time.time() - start > limit_s)
             r.dist.all_reduce(over)
             last = done if over.item() else last
+            if r.rank == 0 and done in (20, 100, 500, 5000):
+                stage("%d calls in %.2f s" % (done, time.time() - start))
     job.finish()
     torch.cuda.synchronize()
     seconds = time.time() - start
