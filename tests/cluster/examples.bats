@@ -107,7 +107,8 @@ export ARMS=none; $(job torch-moe -- --steps 4)"
     "$python" -c 'import torch' 2>/dev/null || skip "no PyTorch here: nothing of the programs was run"
     chmod 755 "$work"
     mkdir -m 777 "$work/jobs"
-    cluster -- "export PYTHON=$python PROGRAM=$top/python/examples/torch_alltoall.py
+    # six runs, each of which imports torch twice
+    cluster_limit=300 cluster -- "export PYTHON=$python PROGRAM=$top/python/examples/torch_alltoall.py
 $(job torch-alltoall -- --sizes 1 --loops 3)
 export PYTHONPATH=$top/python PROGRAM=$top/python/examples/torch_moe.py
 $(job torch-moe -- --steps 4 --tokens 64 --hidden 32 --ffn 32 --experts 4 --top-k 2); cat torch-moe-*.log"

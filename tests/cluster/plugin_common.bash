@@ -27,7 +27,8 @@ sinfo -h -o %T >"\$work/states"
 cat "\$EPO_CLUSTER_DIR"/log/slurmd.n*.log >"\$work/slurmd.log"
 exit \$status
 END
-    run timeout 120 "$top/tests/cluster/run.sh" -t 100 "${options[@]}" bash "$work/script"
+    local limit=${cluster_limit:-100}
+    run timeout $((limit + 20)) "$top/tests/cluster/run.sh" -t "$limit" "${options[@]}" bash "$work/script"
     if [ ! -e "$work/states" ] || [ "$(cat "$work/states")" != idle ] || [ -s "$work/left" ]; then
         echo "$output"
         echo "status $status; jobs left and states:"
