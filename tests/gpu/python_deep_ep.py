@@ -230,6 +230,7 @@ def check_refused(torch, buffer, rank, device):
             ("int32 indices", "int64", lambda: buffer.get_dispatch_layout(index.int(), E)),
             ("float32 rows", "bfloat16 or FP8", lambda: buffer.dispatch(x.float(), **routed)),
             ("no ranks", "is_token_in_rank", lambda: buffer.dispatch(x)),
+            ("a handle and indices", "has its own", lambda: buffer.dispatch(x, handle=handle, topk_idx=index)),
             ("other tokens", "the handle is of", lambda: buffer.dispatch(x[1:], handle=handle)),
             ("FP8 scales", "[T, S] of 4 bytes", lambda: buffer.dispatch((x.to(torch.float8_e4m3fn), weights.double()), **routed)),
             ("few rows", "the handle is of", lambda: buffer.combine(x[:1], handle)),

@@ -245,6 +245,8 @@ class Buffer(LowLatency):
             raise ValueError("dispatch: found x of %s, topk_idx of %s and num_tokens_per_expert %s; needed are bfloat16 "
                              "or FP8 rows, int64, and num_tokens_per_expert beside topk_idx" % (
                                  rows.dtype, topk_idx.dtype, None if num_tokens_per_expert is None else "given"))
+        if handle is not None and (topk_idx is not None or topk_weights is not None):
+            raise ValueError("dispatch: found a handle beside topk_idx or topk_weights; a handle has its own")
         if handle is None and is_token_in_rank is None:
             raise ValueError("dispatch: is_token_in_rank (from get_dispatch_layout) or a handle is needed")
         if handle is not None and rows.shape[0] != handle.tokens:
