@@ -491,7 +491,7 @@ static void run_errors(job *j, bool threads, int ranks) {
 
 /* From before the limit's end until every rank has long been told. */
 static void run_margins(job *j, bool threads, int ranks) {
-    static const double ms[] = {1, 3, 0, 2, 5, -1, 12};
+    static const double ms[] = {1, 3, 0, -1, 12};
     for (int i = 0; i < 2 * (int)(sizeof ms / sizeof *ms) && ranks > 1; i++) {
         j->s = some_setup(ranks, i / 2 % 3 == 1 ? 9 : i / 2 % 3 ? 7 : 2, 2);
         j->s.fault = FAULT_MARGIN;

@@ -265,6 +265,7 @@ for phase in $phases; do
                 run "graph-$dispatcher" 60 "$build/graph" processes 2 100 $dispatcher bits own errors
                 run "graph-threads-$dispatcher" 60 "$build/graph" threads 2 10 $dispatcher bits time
             done
+            run graph-margin 60 "$build/graph" processes 2 2 margin
             run graph-e4m3 60 "$build/graph" processes 2 20 e4m3 bits own
             # What waits in a kernel must not stand before what it waits for, nor be alone on the GPU.
             CUDA_DEVICE_MAX_CONNECTIONS=1 run graph-connections1 60 "$build/graph" threads 2 10 bits own errors
@@ -272,7 +273,7 @@ for phase in $phases; do
             ;;
         bulk)
             run bulk 80 "$build/bulk" "${EPO_GPU_LAYERS:-10000}" "${seed:-0x1000}" 0 70
-            run edges 30 "$build/bulk" 2000 "${seed:-0x1000}" 0 20 1 1 edges
+            run edges 30 "$build/bulk" 2000 "${seed:-0x1000}" 0 10 1 1 edges
             ;;
         dense) run dense 30 "$build/dense" ${seed:+"$seed"} ;;
         wire)
