@@ -456,7 +456,32 @@ static setup some_setup(int ranks, int i, int replays) {
     return s;
 }
 
+/* A rank without tokens, no capacity at all, 32 experts a token, one column. */
+static setup edge_setup(int ranks, int i, int replays) {
+    static const struct {
+        int hidden, ffn, top_k, tokens, capacity;
+        ref_routing routing;
+    } edges[] = {{64, 48, 3, 40, 1, REF_EMPTY},
+                 {9, 20, 32, 9, 2, REF_RANDOM},
+                 {48, 16, 2, 30, 0, REF_RANDOM},
+                 {1, 1, 3, 50, 5, REF_ONE}};
+    setup s = some_setup(ranks, i, replays);
+    if (wire == EPO_WIRE_ROWS)
+        s.c.hidden = edges[i].hidden;
+    s.c.ffn = edges[i].ffn;
+    s.c.top_k = edges[i].top_k;
+    s.c.tokens = edges[i].tokens;
+    s.c.capacity = edges[i].capacity;
+    s.c.overflow = i % 2 ? EPO_OVERFLOW_DROP_WEIGHT : EPO_OVERFLOW_DROP_POSITION;
+    s.c.routing = edges[i].routing;
+    return s;
+}
+
 static void run_bits(job *j, bool threads, int ranks, int replays) {
+    for (int i = 0; i < 4; i++) {
+        j->s = edge_setup(ranks, i, replays / 4 + 1);
+        run_case(j, threads, "bits");
+    }
     for (int i = 0; i < 12; i++) {
         j->s = some_setup(ranks, i, i < 4 ? replays : replays / 4 + 1);
         run_case(j, threads, "bits");
