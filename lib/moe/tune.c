@@ -113,10 +113,11 @@ static void write_file(const epo_buffer *b, int class) {
             file_complain(b, path, "written");
         return;
     }
-    (void)fprintf(f, "%s %d %d %d %d %d %d%s\n", dispatcher_of(b), b->group->ranks, b->experts,
-                  b->hidden, b->top_k, class, b->tune.of[class].chosen,
-                  b->tune.of[class].way != first_way(b) ? " engines" : "");
-    (void)fclose(f);
+    const bool put = fprintf(f, "%s %d %d %d %d %d %d%s\n", dispatcher_of(b), b->group->ranks,
+                             b->experts, b->hidden, b->top_k, class, b->tune.of[class].chosen,
+                             b->tune.of[class].way != first_way(b) ? " engines" : "") > 0;
+    if (fclose(f) != 0 || !put) /* the disk is full */
+        file_complain(b, path, "written");
 }
 
 void moe_tune_open(epo_buffer *b, bool free_choice) {
