@@ -21,18 +21,28 @@ struct gpu_flex_maps {
 #define TABLES (GPU_FLEX_RANKS + 2 * GPU_FLEX_COLUMNS)
 #define HOST_BYTES ((GPU_FLEX_COLUMNS + TABLES) * sizeof(uint32_t))
 
-static epo_status maps_open(epo_backend *be) {
-    gpu_flex_maps *m = calloc(1, sizeof *m);
+static epo_status maps_fill(epo_backend *be, gpu_flex_maps *m) {
     void *tables = NULL;
-    if (m == NULL)
-        return epo_fail(EPO_E_NOMEM, "rank %d: no memory for flex", be->rank);
-    be->flex = m;
     GPU_TRY(
         be, "routing",
         cudaHostAlloc((void **)&m->host, HOST_BYTES, cudaHostAllocMapped | cudaHostAllocPortable));
     GPU_TRY(be, "routing", cudaHostGetDevicePointer((void **)&m->host_dev, m->host, 0));
     epo_status status = gpu_alloc(be, TABLES * sizeof *m->tables, &tables);
     m->tables = tables;
+    return status;
+}
+
+static epo_status maps_open(epo_backend *be) {
+    gpu_flex_maps *m = calloc(1, sizeof *m);
+    if (m == NULL)
+        return epo_fail(EPO_E_NOMEM, "rank %d: no memory for flex", be->rank);
+    epo_status status = maps_fill(be, m);
+    if (status == EPO_OK) {
+        be->flex = m;
+        return EPO_OK;
+    }
+    gpu_free_host(be, m->host); /* no half of it for the next plan */
+    free(m);
     return status;
 }
 

@@ -28,11 +28,7 @@ struct gpu_routing {
 #define FIRST_BYTES (2 * GPU_ROUTE_EXPERTS * sizeof(uint64_t))
 #define HOST_BYTES (HOST_WORDS * sizeof(uint64_t) + 2 * FIRST_BYTES)
 
-static epo_status routing_open(epo_backend *be) {
-    gpu_routing *g = calloc(1, sizeof *g);
-    if (g == NULL)
-        return epo_fail(EPO_E_NOMEM, "rank %d: no memory for routing", be->rank);
-    be->routing = g;
+static epo_status routing_fill(epo_backend *be, gpu_routing *g) {
     GPU_TRY(
         be, "routing",
         cudaHostAlloc((void **)&g->host, HOST_BYTES, cudaHostAllocMapped | cudaHostAllocPortable));
@@ -43,6 +39,20 @@ static epo_status routing_open(epo_backend *be) {
         g->first[0] = g->first_memory;
         g->first[1] = g->first[0] + 2 * GPU_ROUTE_EXPERTS;
     }
+    return status;
+}
+
+static epo_status routing_open(epo_backend *be) {
+    gpu_routing *g = calloc(1, sizeof *g);
+    if (g == NULL)
+        return epo_fail(EPO_E_NOMEM, "rank %d: no memory for routing", be->rank);
+    epo_status status = routing_fill(be, g);
+    if (status == EPO_OK) {
+        be->routing = g;
+        return EPO_OK;
+    }
+    gpu_free_host(be, g->host); /* no half of it for the next plan */
+    free(g);
     return status;
 }
 
