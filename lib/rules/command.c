@@ -30,6 +30,7 @@ typedef struct reader {
     epo_facts *facts;
     epo_command command;
     int nesting;
+    bool runs;       /* the command is a program's: neither an assignment nor an array */
     bool in_program; /* behind a training script */
     bool harness;    /* one of Bridge's performance scripts */
     bool launched;   /* behind python or torchrun */
@@ -54,10 +55,14 @@ static const char *base_name(const char *path) {
     return slash == NULL ? path : slash + 1;
 }
 
+/* Arguments gathered where a condition decides; those of a command hold if it runs. */
+static bool is_maybe(const reader *r, const epo_word *word) { return word->maybe && !r->runs; }
+
 static epo_status put(reader *r, const epo_word *word, const char *path, const char *label,
                       const char *value) {
     char source[300];
     bool known;
+    value = is_maybe(r, word) ? NULL : value;
     source_of(r, word, label, source, sizeof source);
     epo_status status = epo_setting_put(r->facts, path, value, source, &known);
     r->command.settings += known;
@@ -182,11 +187,16 @@ static epo_status put_launcher(reader *r, const epo_word *flag, const char *path
         r->at++;
         value = peek(r, 0)->open ? NULL : peek(r, 0)->text;
     }
+    if (is_maybe(r, flag))
+        return epo_facts_set_unknown(r->facts, path, "?", source);
     return value == NULL ? EPO_OK : epo_facts_set(r->facts, path, value, source);
 }
 
 /* --ep-overlap, --ep-dispatcher, --delay-wgrad of srun and sbatch. */
 static bool read_step_option(reader *r, const epo_word *word, const char *name, const char *value) {
+    if (is_maybe(r, word))
+        return strcmp(name, "ep_overlap") == 0 || strcmp(name, "ep_dispatcher") == 0 ||
+               strcmp(name, "delay_wgrad") == 0 || strcmp(name, "no_delay_wgrad") == 0;
     bool overlap = strcmp(name, "ep_overlap") == 0, dispatcher = strcmp(name, "ep_dispatcher") == 0;
     bool delay = strcmp(name, "delay_wgrad") == 0;
     if (delay || strcmp(name, "no_delay_wgrad") == 0) {
@@ -323,7 +333,7 @@ static epo_status read_variable(reader *r, const epo_word *word) {
     snprintf(key, sizeof key, "env.%.*s", (int)length, word->text);
     snprintf(label, sizeof label, "%.*s", length < 64 ? (int)length : 64, word->text);
     source_of(r, word, label, source, sizeof source);
-    if (word->open)
+    if (word->open || is_maybe(r, word))
         return epo_facts_set_unknown(r->facts, key, value, source);
     epo_status status = epo_facts_set_text(r->facts, key, value, source);
     snprintf(script_key, sizeof script_key, "script.%s", key);
@@ -366,6 +376,24 @@ static bool is_training_script(const char *base) {
     return strncmp(base, "pretrain_", 9) == 0 && strstr(base, ".py") != NULL;
 }
 
+/* Whether a command that begins so is a program's. */
+static void follow_command(reader *r, const epo_word *word) {
+    static const char *const others[] = {"export", "declare", "local", "readonly", "typeset"};
+    static const char *const keywords[] = {"then", "else", "elif", "do", "if", "{"};
+    const epo_word *before = r->at > 0 ? &r->words->word[r->at - 1] : NULL;
+    bool starts = word->begins;
+    for (size_t i = 0; before != NULL && i < sizeof keywords / sizeof *keywords; i++)
+        starts = starts || (before->begins && strcmp(before->text, keywords[i]) == 0);
+    if (before != NULL && is_variable(before->text) && !r->runs)
+        starts = true; /* NAME=value before a program */
+    if (!starts)
+        return;
+    r->runs = !is_flag(word->text) && !is_variable(word->text) && word->text[0] != '$' &&
+              strchr(word->text, '=') == NULL;
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        r->runs = r->runs && strcmp(word->text, others[i]) != 0;
+}
+
 /* Where the word stands: before, behind, outside of a training program. */
 static void follow(reader *r, const epo_word *word, const char *base) {
     const epo_word *next = peek(r, 1);
@@ -385,6 +413,7 @@ static void follow(reader *r, const epo_word *word, const char *base) {
 
 static epo_status read_word(reader *r, const epo_word *word) {
     const char *base = base_name(word->text);
+    follow_command(r, word);
     follow(r, word, base);
     const epo_word *before = r->at > 0 ? &r->words->word[r->at - 1] : NULL;
     if (before != NULL && word->text[0] == '-' && strchr(word->text, 'c') != NULL &&

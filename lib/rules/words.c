@@ -46,7 +46,11 @@ typedef struct splitter {
     char *buffer;         /* the word in the making */
     size_t length;
     bool in_word, open, begins, redirects;
+    bool starts;             /* the word is at the start of a command, or behind then, do, else */
+    int blocks, parentheses; /* if ... fi and case ... esac around; of an array */
+    bool tests, maybe;       /* behind [, and behind its && or behind || */
     char quote;
+    char document[64]; /* the word behind << whose lines come next; "": none */
     epo_status status;
 } splitter;
 
@@ -64,6 +68,26 @@ static void push(splitter *s, char c) {
                      s->line, WORD_MAX);
 }
 
+/* What an if, a case or a test decides only a shell can tell. */
+static bool is_maybe(const splitter *s) { return s->blocks > 0 || s->maybe; }
+
+/* if and case open a block, fi and esac close it. */
+static void follow_block(splitter *s) {
+    static const char *const opens[] = {"if", "case"}, *const closes[] = {"fi", "esac"};
+    static const char *const goes_on[] = {"then", "else", "elif", "do", "!", "{", "if", "while"};
+    static const char *const tests[] = {"[", "[[", "test"};
+    bool at_start = s->starts;
+    s->starts = false;
+    for (size_t i = 0; at_start && i < 2; i++) {
+        s->blocks += strcmp(s->buffer, opens[i]) == 0;
+        s->blocks -= strcmp(s->buffer, closes[i]) == 0 && s->blocks > 0;
+    }
+    for (size_t i = 0; at_start && i < sizeof goes_on / sizeof *goes_on; i++)
+        s->starts = s->starts || strcmp(s->buffer, goes_on[i]) == 0;
+    for (size_t i = 0; at_start && i < sizeof tests / sizeof *tests; i++)
+        s->tests = s->tests || strcmp(s->buffer, tests[i]) == 0;
+}
+
 /* NAME=value at the start of a command is remembered. */
 static void remember(splitter *s) {
     size_t n = 0;
@@ -73,8 +97,9 @@ static void remember(splitter *s) {
         return;
     s->buffer[n] = '\0';
     epo_status status =
-        s->open ? epo_facts_set_unknown(s->variables, s->buffer, "?", "script")
-                : epo_facts_set_text(s->variables, s->buffer, s->buffer + n + 1, "script");
+        s->open || is_maybe(s)
+            ? epo_facts_set_unknown(s->variables, s->buffer, "?", "script")
+            : epo_facts_set_text(s->variables, s->buffer, s->buffer + n + 1, "script");
     s->buffer[n] = '=';
     if (s->status == EPO_OK)
         s->status = status;
@@ -88,16 +113,30 @@ static void end_word(splitter *s) {
     if (s->status == EPO_OK)
         s->status = epo_words_add(s->words, s->buffer, s->word_line, s->open, s->begins);
     if (s->status == EPO_OK) {
+        s->words->word[s->words->count - 1].maybe = is_maybe(s);
         s->words->word[s->words->count - 1].redirects = s->redirects;
         s->words->word[s->words->count - 1].end = (size_t)(s->at - s->text);
     }
+    follow_block(s);
     s->length = 0;
     s->in_word = s->open = s->begins = s->redirects = false;
 }
 
 static void end_command(splitter *s) {
     end_word(s);
-    s->begins = true;
+    s->begins = s->starts = true;
+}
+
+/* A line, or a command of it, ends: && and || behind tests reach so far. */
+static void follow_separator(splitter *s, char c) {
+    bool twice = s->at + 1 < s->end && s->at[1] == c;
+    s->parentheses += (c == '(') - (c == ')' && s->parentheses > 0);
+    if (twice && (c == '|' || (c == '&' && s->tests)))
+        s->maybe = true;
+    else if (twice && c == '(')
+        s->tests = true;
+    else if ((c == '\n' || c == ';') && s->parentheses == 0)
+        s->maybe = s->tests = false;
 }
 
 /* Puts a variable's value in; outside quotes its blanks part words. */
@@ -227,8 +266,51 @@ static bool is_sbatch(const splitter *s) {
            isspace((unsigned char)s->at[7]) && (s->at == s->text || s->at[-1] == '\n');
 }
 
+/* <<WORD, <<-"WORD" */
+static void note_document(splitter *s) {
+    const char *from = s->at + 2;
+    size_t n = 0;
+    if (s->end - s->at < 3 || strncmp(s->at, "<<", 2) != 0 || s->at[2] == '<' ||
+        (s->at > s->text && s->at[-1] == '<'))
+        return;
+    while (from < s->end && *from != '\0' && strchr("- \t'\"\\", *from) != NULL)
+        from++;
+    while (from + n < s->end && is_name(from[n]))
+        n++;
+    snprintf(s->document, sizeof s->document, "%.*s", n < sizeof s->document ? (int)n : 0, from);
+}
+
+/* A here-document that is prose (one apostrophe) or another language is passed over; one
+ * that reads as a script is read, as sbatch <<EOF runs it. */
+static void pass_document(splitter *s) {
+    size_t length = strlen(s->document), apostrophes = 0, quotes = 0;
+    unsigned lines = 0;
+    const char *line = s->at;
+    for (const char *next; line < s->end; line = next, lines++) {
+        const char *newline = memchr(line, '\n', (size_t)(s->end - line));
+        next = newline == NULL ? s->end : newline + 1;
+        const char *word = line;
+        while (word < next && *word == '\t')
+            word++;
+        if ((size_t)(next - word) == length + (newline != NULL) &&
+            strncmp(word, s->document, length) == 0)
+            break;
+        for (const char *c = line; c < next; c++) {
+            apostrophes += *c == '\'';
+            quotes += *c == '"';
+        }
+    }
+    if (line < s->end && (apostrophes % 2 == 1 || quotes % 2 == 1)) {
+        s->at = line;
+        s->line += lines;
+    }
+    s->document[0] = '\0';
+}
+
 static void take_plain(splitter *s) {
     char c = *s->at;
+    if (c == '<')
+        note_document(s);
     if (c == '\\' && s->at + 1 < s->end) {
         s->at++;
         if (*s->at == '\n')
@@ -238,8 +320,11 @@ static void take_plain(splitter *s) {
         s->at++;
     } else if (c == '\n' || strchr(";&|()", c) != NULL) {
         end_command(s);
+        follow_separator(s, c);
         s->line += c == '\n';
         s->at++;
+        if (c == '\n' && s->document[0] != '\0')
+            pass_document(s);
     } else if (isspace((unsigned char)c)) {
         end_word(s);
         s->at++;
@@ -275,7 +360,8 @@ epo_status epo_words_split(epo_words *words, const char *text, size_t length) {
                   .words = words,
                   .variables = epo_facts_create(),
                   .buffer = malloc(WORD_MAX),
-                  .begins = true};
+                  .begins = true,
+                  .starts = true};
     if (s.variables == NULL || s.buffer == NULL)
         s.status = epo_fail(EPO_E_NOMEM, "words: no memory");
     while (s.status == EPO_OK && s.at < s.end) {

@@ -208,6 +208,41 @@ static void bridge_overrides_are_read(void) {
     epo_facts_destroy(facts);
 }
 
+/* What a condition adds is not known; what stands in a command holds if it runs. */
+static void conditions_decide_nothing(void) {
+    static const struct {
+        const char *script, *key, *value;
+    } cases[] = {
+        {"if [ $X = full ]; then\n A+=(--recompute-granularity full)\nfi\npretrain_gpt.py ${A[@]}",
+         "recompute_granularity", "(unknown)"},
+        {"case $D in a) A=(--moe-token-dispatcher-type flex) ;; esac", "moe_token_dispatcher_type",
+         "(unknown)"},
+        {"[ -n \"$S\" ] && A+=(\n--moe-shared-expert-overlap\n)\nB=(--bf16)",
+         "moe_shared_expert_overlap", "(unknown)"},
+        {"[ -n \"$S\" ] && A+=(\n--moe-shared-expert-overlap\n)\nB=(--bf16)", "bf16", "true"},
+        {"(( TP > 1 )) && A+=(--sequence-parallel)", "sequence_parallel", "(unknown)"},
+        {"test $S || A+=(--sequence-parallel)", "sequence_parallel", "(unknown)"},
+        {"cd x && A+=(--sequence-parallel)", "sequence_parallel", "true"},
+        {"if a; then E=4; else E=8; fi; pretrain_gpt.py --expert-model-parallel-size $E",
+         "expert_model_parallel_size", "(unknown)"},
+        {"if a; then pretrain_gpt.py --expert-model-parallel-size 4; fi",
+         "expert_model_parallel_size", "4"},
+        {"if a; then export CUDA_DEVICE_MAX_CONNECTIONS=1; fi", "env.CUDA_DEVICE_MAX_CONNECTIONS",
+         "(unknown)"},
+        {"if a; then CUDA_DEVICE_MAX_CONNECTIONS=1 pretrain_gpt.py --bf16; fi", "bf16", "true"},
+        {"if a; then if b; then c; fi; fi\nA=(--bf16)", "bf16", "true"},
+        {"cat <<EOF\n# don't panic\nEOF\nA=(--bf16)", "bf16", "true"},
+        {"sbatch <<-'EOF'\npretrain_gpt.py --bf16\n\tEOF\n", "bf16", "true"},
+        {"cat <<EOF\nit is \" --fp16\nEOF\nA=(--bf16)", "fp16", "(nobody told)"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        epo_facts *facts = epo_facts_create();
+        read_script(cases[i].script, facts);
+        check_fact(facts, cases[i].key, cases[i].value);
+        epo_facts_destroy(facts);
+    }
+}
+
 static void the_harness_says_what_it_runs_on(void) {
     epo_facts *facts = epo_facts_create();
     read_script("uv run python scripts/performance/run_script.py -m qwen -mr qwen3_30b_a3b -g h100 "
@@ -524,6 +559,7 @@ int main(void) {
         {"words refuse what is no script", words_refuse_what_is_no_script},
         {"a Megatron-LM command is read", a_megatron_command_is_read},
         {"Bridge's overrides are read", bridge_overrides_are_read},
+        {"conditions decide nothing", conditions_decide_nothing},
         {"the harness says what it runs on", the_harness_says_what_it_runs_on},
         {"inner shells are looked into", inner_shells_are_looked_into},
         {"what follows is derived", what_follows_is_derived},
