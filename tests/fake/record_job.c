@@ -238,6 +238,10 @@ int main(int argc, char **argv) {
     if (strchr(what, 'u') != NULL)
         profile_unseen(1);
     for (int i = 0; i < steps; i++) {
+        if (i == 10 && strchr(what, 'i') != NULL) { /* nothing runs, then there is a profiler */
+            sleep_until(now_ns() + 700 * MS);
+            profile(20);
+        }
         if (i == steps / 2 && strchr(what, 'm') != NULL)
             profile(20); /* in the middle */
         if (recorded > 0 && !profiled && strchr(what, 'w') != NULL)

@@ -68,6 +68,7 @@ job twice bB 350 EP_OVERLAP_RECORD_WINDOW=200-220 &
 job middle m 300 EP_OVERLAP_RECORD_WINDOW=1s-5s &
 job soon w 60 EP_OVERLAP_RECORD_WINDOW=0.5s-3s &
 job again w 260 EP_OVERLAP_RECORD_WINDOW=0.5s-1.5s &
+job idle i 200 EP_OVERLAP_RECORD_WINDOW=0.3s-1.1s &
 job always u 150 EP_OVERLAP_RECORD_WINDOW=1s-2s &
 job context c 240 EP_OVERLAP_RECORD_WINDOW=1s-2s &
 job contexts C 240 EP_OVERLAP_RECORD_WINDOW=1s-2s &
@@ -161,6 +162,9 @@ check "then ours is too short and told to be" not_told soon "a profiler was at w
 check "a profiler when the window has just opened again: its trace" profiled again 1 60
 check "then there is a second window" told again 15 50
 check "that is told" figures again 0 "r['interrupted'] == 1"
+check "a profiler when nothing has run since the window opened: its trace" profiled idle 1 60
+check "then there is a second window, too" told idle 15 45
+check "that is told, too" figures idle 0 "r['interrupted'] == 1"
 check "a profiler that nobody sees, before" profiled always 1 450
 check "it is left alone" not_told always "the program ended before its window"
 check "a kind that was switched on and off for two contexts" told context 20 55

@@ -371,10 +371,13 @@ static stage wait_on(session *s, bool stop) {
     return STAGE_OPEN;
 }
 
-/* A window that a profiler cut off counts if it holds two steps (or, by seconds, half).  It was
- * over when the profiler came, not when that was seen here. */
+/* A window that a profiler cut off counts if it holds two steps (or, by seconds, half), and
+ * something ran in it.  It was over when the profiler came, not when that was seen here. */
 static bool is_enough(session *s, int64_t closed) {
     const hold_facts facts = hold_tell();
+    drain(s);
+    if (events_count(s->seen) == 0)
+        return false;
     const int64_t length = facts.closed - facts.opened;
     settle_step(s, closed);
     if (s->report.step > 0)
@@ -394,7 +397,6 @@ static stage record_on(session *s, bool stop) {
     hold_close();
     if (!taken || is_enough(s, closed))
         return finish(s, closed, !taken && !stop);
-    drain(s);
     events_clear(s->seen);
     s->report.by[0] = '\0';
     s->report.interrupted++;
