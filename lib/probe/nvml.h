@@ -11,7 +11,6 @@
 #define NVML_OK 0
 #define NVML_TEXT 96
 #define NVML_P2P_READ 0
-#define NVML_P2P_WRITE 1
 #define NVML_P2P_NVLINK 2
 
 typedef struct nvml_device *nvml_device;

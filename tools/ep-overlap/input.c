@@ -55,7 +55,7 @@ static bool looks_like_yaml(const char *line) {
            (line[n + 1] == '\0' || line[n + 1] == ' ');
 }
 
-typedef enum guess { GUESS_NONE, GUESS_SCRIPT, GUESS_YAML, GUESS_LOG } guess;
+typedef enum guess { GUESS_NONE, GUESS_SCRIPT, GUESS_YAML } guess;
 
 /* Reads until a dump ends, or to the end; fills facts only from a dump. */
 static epo_status scan(const char *path, const char *name, dump_context *context, epo_dump *dump,
