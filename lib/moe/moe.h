@@ -12,7 +12,7 @@
  *   plan.c      counts exchanged, errors agreed; dispatch_*.c make the maps
  *   link.c      flex across nodes: one row a token and node; link_maps.c, link_pass.c, link.h
  *   near.c      flex in one chunk: own rows are expanded beside the others' way
- *   pipeline.c  the pass: dispatch, expand, return, finish; rows.c: two of them as calls
+ *   pipeline.c  the pass: dispatch, expand; returns.c: the way back; rows.c: both as calls
  *   experts.c   the GEMMs of a pass, forward and backward; chain.c: in one operation
  *   memory.c    what passes take, and the forward's rows in the backward pass
  *   layer.c     layer and saved objects; own.c: experts that are the caller's function
