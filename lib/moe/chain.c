@@ -26,10 +26,10 @@ typedef struct chain_parts {
 } chain_parts;
 
 /* The chain of a pass; its arrivals are not known yet. */
-static epo_chain chain_make(const moe_pass *p, const epo_layer *l, const epo_gemm *first,
-                            const epo_gemm *second, const epo_swiglu *act, chain_parts *parts) {
+static epo_chain chain_make(const moe_pass *p, const epo_layer *l, const moe_products *x,
+                            chain_parts *parts) {
     const epo_plan *plan = p->plan;
-    epo_chain c = {.first = *first, .second = *second, .part = parts->part, .parts = p->chunks};
+    epo_chain c = {.first = x->first, .second = x->second, .part = parts->part, .parts = p->chunks};
     epo_gemm *both[] = {&c.first, &c.second};
     for (int i = 0; i < 2; i++) {
         both[i]->type = both[i]->c_type = l->config.type;
@@ -38,7 +38,7 @@ static epo_chain chain_make(const moe_pass *p, const epo_layer *l, const epo_gem
         both[i]->cpu_first = plan->first;
         both[i]->cpu_count = plan->count;
     }
-    parts->act = *act;
+    parts->act = x->act;
     parts->act.w = plan->weight;
     parts->act.rows = plan->rows;
     parts->act.ffn = l->config.ffn;
@@ -94,17 +94,15 @@ void moe_chain_returned(moe_pass *p, const void *rows, const float *row_weight) 
 /* True: the pass's products were issued, part[chunk] tells of each chunk's rows; `end`
  * is signalled when all is done.  `keep`: as dst of moe_pass_take; `spread`: where rows are
  * expanded, if they do not arrive at their place. */
-static bool chain_issue(moe_pass *p, const epo_layer *l, const epo_gemm *first,
-                        const epo_gemm *second, const epo_swiglu *act, void *keep, void *spread,
+static bool chain_issue(moe_pass *p, const epo_layer *l, moe_products *x, void *keep, void *spread,
                         const char *name, epo_event *end) {
     epo_group *g = p->group;
     epo_chain_direct direct;
     chain_parts parts;
     if (p->status != EPO_OK || p->chunks > EPO_CHAIN_PARTS)
         return false;
-    epo_gemm one = *first;
-    keep = moe_product_keeps(p, l, &one, keep);
-    epo_chain c = chain_make(p, l, &one, second, act, &parts);
+    keep = moe_product_keeps(p, l, &x->first, keep);
+    epo_chain c = chain_make(p, l, x, &parts);
     c.first.a = moe_pass_in_place(p) ? moe_pass_take_all(p, parts.arrival) : spread;
     c.direct = returns_direct(p, &direct) ? &direct : NULL;
     bool fits = chain_fits(p, &c);
@@ -123,7 +121,7 @@ static bool chain_issue(moe_pass *p, const epo_layer *l, const epo_gemm *first,
         moe_pass_spread(p, spread, parts.arrival);
     else if (beside)
         moe_pass_keep(p, keep, NULL);
-    g->stats.local_bytes += one.keep != NULL ? p->plan->rows * p->buffer->row_bytes : 0;
+    g->stats.local_bytes += x->first.keep != NULL ? p->plan->rows * p->buffer->row_bytes : 0;
     epo_deps deps = moe_deps(name, EPO_INTERVAL_COMPUTE, -1);
     deps.signal = end;
     c.lent = p->spread ? g->odd_used : g->sent; /* the last of the dispatch */
@@ -142,27 +140,11 @@ static bool chain_issue(moe_pass *p, const epo_layer *l, const epo_gemm *first,
 
 bool moe_chain_forward(moe_pass *p, const epo_layer *l, epo_saved *saved, void *rows, void *a,
                        void *out) {
-    int hidden = l->config.hidden, ffn = l->config.ffn;
-    epo_gemm fc1 = {
-        .kind = EPO_GEMM_FORWARD, .b = l->config.w1, .c = saved->h.ptr, .n = 2 * ffn, .k = hidden};
-    epo_gemm fc2 = {
-        .kind = EPO_GEMM_FORWARD, .a = a, .b = l->config.w2, .c = out, .n = hidden, .k = ffn};
-    epo_swiglu act = {.h = saved->h.ptr, .a = a};
-    return chain_issue(p, l, &fc1, &fc2, &act, saved->x.ptr, rows, "experts", p->group->used);
+    moe_products x = moe_products_forward(l, saved, a, out);
+    return chain_issue(p, l, &x, saved->x.ptr, rows, "experts", p->group->used);
 }
 
 bool moe_chain_backward(moe_pass *p, const epo_layer *l, moe_wgrad *w, void *dx, float *dweight) {
-    int hidden = l->config.hidden, ffn = l->config.ffn;
-    epo_gemm dgrad2 = {
-        .kind = EPO_GEMM_DGRAD, .b = l->config.w2, .c = w->a.ptr, .n = hidden, .k = ffn};
-    epo_gemm dgrad1 = {.kind = EPO_GEMM_DGRAD,
-                       .a = w->dh.ptr,
-                       .b = l->config.w1,
-                       .c = dx,
-                       .n = 2 * ffn,
-                       .k = hidden};
-    epo_swiglu act = {
-        .h = w->dh.ptr, .a = w->a.ptr, .da = w->a.ptr, .dh = w->dh.ptr, .dw = dweight};
-    return chain_issue(p, l, &dgrad2, &dgrad1, &act, w->dy.ptr, w->dy.ptr, "experts back",
-                       p->group->grad);
+    moe_products x = moe_products_backward(l, w, dx, dweight);
+    return chain_issue(p, l, &x, w->dy.ptr, w->dy.ptr, "experts back", p->group->grad);
 }

@@ -67,6 +67,35 @@ void *moe_product_keeps(const moe_pass *p, const epo_layer *l, epo_gemm *shape, 
     return NULL;
 }
 
+moe_products moe_products_forward(const epo_layer *l, const epo_saved *saved, void *a, void *out) {
+    const int hidden = l->config.hidden, ffn = l->config.ffn;
+    return (moe_products){
+        .first = {.kind = EPO_GEMM_FORWARD,
+                  .b = l->config.w1,
+                  .c = saved->h.ptr,
+                  .n = 2 * ffn,
+                  .k = hidden},
+        .second =
+            {.kind = EPO_GEMM_FORWARD, .a = a, .b = l->config.w2, .c = out, .n = hidden, .k = ffn},
+        .act = {.h = saved->h.ptr, .a = a},
+    };
+}
+
+moe_products moe_products_backward(const epo_layer *l, const moe_wgrad *w, void *dx,
+                                   float *dweight) {
+    const int hidden = l->config.hidden, ffn = l->config.ffn;
+    return (moe_products){
+        .first = {.kind = EPO_GEMM_DGRAD, .b = l->config.w2, .c = w->a.ptr, .n = hidden, .k = ffn},
+        .second = {.kind = EPO_GEMM_DGRAD,
+                   .a = w->dh.ptr,
+                   .b = l->config.w1,
+                   .c = dx,
+                   .n = 2 * ffn,
+                   .k = hidden},
+        .act = {.h = w->dh.ptr, .a = w->a.ptr, .da = w->a.ptr, .dh = w->dh.ptr, .dw = dweight},
+    };
+}
+
 void moe_experts_forward(moe_pass *p, epo_layer *l, int c, epo_saved *saved, void *rows, void *a,
                          void *out) {
     if (p->custom) {
@@ -74,22 +103,17 @@ void moe_experts_forward(moe_pass *p, epo_layer *l, int c, epo_saved *saved, voi
         return;
     }
     epo_group *g = p->group;
-    int hidden = l->config.hidden, ffn = l->config.ffn;
     bool last = c == p->chunks - 1;
     epo_deps up = moe_deps("fc1", EPO_INTERVAL_COMPUTE, c);
     epo_deps down = moe_deps("fc2", EPO_INTERVAL_COMPUTE, c);
-    epo_gemm fc1 = {
-        .kind = EPO_GEMM_FORWARD, .b = l->config.w1, .c = saved->h.ptr, .n = 2 * ffn, .k = hidden};
-    epo_gemm fc2 = {
-        .kind = EPO_GEMM_FORWARD, .a = a, .b = l->config.w2, .c = out, .n = hidden, .k = ffn};
-    epo_swiglu act = {.h = saved->h.ptr, .a = a};
+    moe_products x = moe_products_forward(l, saved, a, out);
     bool odd = moe_pass_lane(p, c) == g->odd && g->odd != NULL;
-    rows = moe_product_keeps(p, l, &fc1, rows);
-    fc1.a = moe_pass_take(p, c, rows, &up);
-    product(p, l, c, &fc1, &act, &up, odd ? g->odd_used : g->used);
+    rows = moe_product_keeps(p, l, &x.first, rows);
+    x.first.a = moe_pass_take(p, c, rows, &up);
+    product(p, l, c, &x.first, &x.act, &up, odd ? g->odd_used : g->used);
     if (last)
         moe_pass_taken(p, g->used, c > 0 ? g->odd_used : NULL);
-    product(p, l, c, &fc2, NULL, &down, g->rows);
+    product(p, l, c, &x.second, NULL, &down, g->rows);
 }
 
 epo_status moe_layer_forward(epo_layer *layer, epo_plan *plan, const void *x, void *y,
@@ -120,33 +144,22 @@ epo_status moe_layer_forward(epo_layer *layer, epo_plan *plan, const void *x, vo
     return status;
 }
 
-/* da overwrites nothing: `a` is made again in its place, dh in h's. */
 void moe_experts_backward(moe_pass *p, epo_layer *l, int c, moe_wgrad *w, void *dx,
                           float *dweight) {
     if (p->custom) {
         moe_own_backward(p, l, c, w, dx, dweight);
         return;
     }
-    int hidden = l->config.hidden, ffn = l->config.ffn;
     epo_deps down = moe_deps("dgrad2", EPO_INTERVAL_COMPUTE, c);
     epo_deps up = moe_deps("dgrad1", EPO_INTERVAL_COMPUTE, c);
-    epo_gemm dgrad2 = {
-        .kind = EPO_GEMM_DGRAD, .b = l->config.w2, .c = w->a.ptr, .n = hidden, .k = ffn};
-    epo_gemm dgrad1 = {.kind = EPO_GEMM_DGRAD,
-                       .a = w->dh.ptr,
-                       .b = l->config.w1,
-                       .c = dx,
-                       .n = 2 * ffn,
-                       .k = hidden};
-    epo_swiglu act = {
-        .h = w->dh.ptr, .a = w->a.ptr, .da = w->a.ptr, .dh = w->dh.ptr, .dw = dweight};
+    moe_products x = moe_products_backward(l, w, dx, dweight);
     bool odd = moe_pass_lane(p, c) == p->group->odd && p->group->odd != NULL;
-    void *dy = moe_product_keeps(p, l, &dgrad2, w->dy.ptr);
-    dgrad2.a = moe_pass_take(p, c, dy, &down);
-    product(p, l, c, &dgrad2, &act, &down, odd ? p->group->odd_grad : p->group->grad);
+    void *dy = moe_product_keeps(p, l, &x.first, w->dy.ptr);
+    x.first.a = moe_pass_take(p, c, dy, &down);
+    product(p, l, c, &x.first, &x.act, &down, odd ? p->group->odd_grad : p->group->grad);
     if (c == p->chunks - 1)
         moe_pass_taken(p, p->group->grad, c > 0 ? p->group->odd_grad : NULL);
-    product(p, l, c, &dgrad1, NULL, &up, p->group->rows);
+    product(p, l, c, &x.second, NULL, &up, p->group->rows);
 }
 
 /* The chunk's weight gradients, unless they are delayed or not wanted.  A backend

@@ -55,7 +55,7 @@ static bool wants_h(const epo_layer *l, const epo_plan *plan, bool keep) {
     return keep || g->ops->gemm_drops_h == NULL || !g->ops->gemm_drops_h(g->be, &fc1);
 }
 
-moe_sizes moe_layer_sizes(const epo_layer *l, const epo_plan *plan, bool keep) {
+static moe_sizes layer_sizes(const epo_layer *l, const epo_plan *plan, bool keep) {
     const epo_layer_config *c = &l->config;
     uint64_t size = moe_type_size(c->type), rows = plan->rows;
     uint64_t wide = (uint64_t)c->hidden * size, high = (uint64_t)c->ffn * size;
@@ -100,7 +100,7 @@ epo_status moe_layer_bytes(const epo_layer *layer, const epo_plan *plan, epo_lay
     epo_status status = moe_layer_fits(layer, plan);
     if (status != EPO_OK)
         return status;
-    moe_sizes s = moe_layer_sizes(layer, plan, true);
+    moe_sizes s = layer_sizes(layer, plan, true);
     const uint64_t held[] = {s.x_stays ? s.x : s.tokens, s.h};
     const uint64_t forward[] = {s.a, s.out, s.back, s.back_weight, s.x_stays ? 0 : s.x, s.wire};
     const uint64_t backward[] = {s.a,  s.out,     s.back,    s.back_weight,
@@ -141,7 +141,7 @@ void moe_return_memory(moe_pass *p) {
 void moe_forward_memory(moe_pass *p, const epo_layer *layer, epo_saved *saved, bool keep,
                         moe_forward_blocks *b) {
     p->custom = layer->config.expert != NULL;
-    moe_sizes s = moe_layer_sizes(layer, p->plan, keep);
+    moe_sizes s = layer_sizes(layer, p->plan, keep);
     *b = (moe_forward_blocks){0};
     get(p, s.x, s.x_stays ? &saved->x : &b->x);
     if (s.tokens > 0)
@@ -161,7 +161,7 @@ void moe_forward_blocks_put(epo_group *g, moe_forward_blocks *b) {
 
 moe_wgrad *moe_backward_memory(moe_pass *p, epo_layer *layer, epo_saved *saved, moe_block *out,
                                moe_block *dweight) {
-    moe_sizes s = moe_layer_sizes(layer, p->plan, true);
+    moe_sizes s = layer_sizes(layer, p->plan, true);
     moe_wgrad *w = NULL;
     if (p->status == EPO_OK)
         p->status = moe_wgrad_make(layer, p->plan, &w);

@@ -524,6 +524,16 @@ epo_status moe_layer_backward(epo_layer *layer, epo_saved *saved, const void *dy
 epo_status moe_forward_open(epo_layer *layer, epo_plan *plan, const void *x, const void *y,
                             epo_saved **saved);
 epo_status moe_backward_open(epo_layer *layer, epo_saved *saved, const void *dy, const void *dx);
+/* A direction's two products and the activation behind (backward: before) them; first.a is
+ * not known yet. */
+typedef struct moe_products {
+    epo_gemm first, second;
+    epo_swiglu act;
+} moe_products;
+moe_products moe_products_forward(const epo_layer *l, const epo_saved *saved, void *a, void *out);
+/* da overwrites nothing: `a` is made again in its place, dh in h's. */
+moe_products moe_products_backward(const epo_layer *l, const moe_wgrad *w, void *dx,
+                                   float *dweight);
 /* Chunk's experts, up to the rows that go back; rows: where x is expanded to. */
 void moe_experts_forward(moe_pass *p, epo_layer *l, int c, epo_saved *saved, void *rows, void *a,
                          void *out);
@@ -543,7 +553,6 @@ typedef struct moe_sizes {
     bool x_stays;                  /* until the backward */
     uint64_t dy, x_again, dweight; /* backward */
 } moe_sizes;
-moe_sizes moe_layer_sizes(const epo_layer *l, const epo_plan *plan, bool keep);
 /* A forward's own arrays; x: expanded rows that are not saved. */
 typedef struct moe_forward_blocks {
     moe_block x, a, out;
