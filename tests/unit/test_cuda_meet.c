@@ -12,6 +12,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { RANKS = 4, BYTES = 4096, MOST = 8192 };
 
@@ -97,9 +98,57 @@ static void ranks_of_two_machines_share(void) {
     pthread_barrier_destroy(&together);
 }
 
+/* ---- who does not come, and whether its watchdog still runs ---- */
+
+static epo_world *world;
+
+static void *silent_main(void *arg) {
+    member *m = arg;
+    const epo_backend_config config = {
+        .rank = m->rank, .ranks = 3, .threads = world, .timeout_s = 1.6, .warn_s = 5};
+    gpu_meet *meet = NULL;
+    EXPECT(gpu_meet_open(&config, &meet) == EPO_OK);
+    if (meet == NULL)
+        return NULL;
+    gpu_meet_waits(meet, -1);
+    pthread_barrier_wait(&together);
+    if (m->rank == 0) {
+        EXPECT(gpu_meet_barrier(meet) == EPO_E_TIMEOUT);
+        EXPECT(strstr(epo_fail_text(), "rank 1, 2 did not come") != NULL);
+        EXPECT(strstr(epo_fail_text(), "no sign of life from rank 1") != NULL);
+        EXPECT(strstr(epo_fail_text(), "no sign of life from rank 2") == NULL);
+    }
+    for (int i = 0; i < 180 && m->rank == 2; i++) { /* late, and alive */
+        gpu_meet_waits(meet, -1);
+        nanosleep(&(struct timespec){0, 10000000}, NULL);
+    }
+    pthread_barrier_wait(&together);
+    gpu_meet_close(meet, true);
+    return NULL;
+}
+
+static void a_process_that_stands_still_is_told(void) {
+    pthread_t thread[3];
+    member members[3];
+    CU_ASSERT_EQUAL_FATAL(gpu_world_create(3, &world), EPO_OK);
+    pthread_barrier_init(&together, NULL, 3);
+    for (int r = 0; r < 3; r++) {
+        members[r] = (member){.rank = r};
+        CU_ASSERT_EQUAL_FATAL(pthread_create(&thread[r], NULL, silent_main, &members[r]), 0);
+    }
+    for (int r = 0; r < 3; r++) {
+        pthread_join(thread[r], NULL);
+        CU_ASSERT_EQUAL(members[r].wrong, 0);
+    }
+    pthread_barrier_destroy(&together);
+    gpu_world_destroy(world);
+}
+
 int main(void) {
     static const CU_TestInfo tests[] = {
-        {"ranks of two machines share", ranks_of_two_machines_share}, CU_TEST_INFO_NULL};
+        {"ranks of two machines share", ranks_of_two_machines_share},
+        {"a process that stands still is told", a_process_that_stands_still_is_told},
+        CU_TEST_INFO_NULL};
     setenv(EPO_ENV_NODES, "0,0,1,1", 1);
     setenv(EPO_ENV_NODES_APART, "1", 1);
     return unit_run("cuda meet", tests);

@@ -29,6 +29,7 @@
 #define MEET_TEXT 512
 #define MEET_NAME 48
 #define MEET_SAID_MS 200 /* older than that, a rank may not have gone on */
+#define MEET_SILENT_S 1.0
 
 typedef struct meet_room {
     int ranks;
@@ -66,6 +67,10 @@ struct gpu_meet {
     int nodes, lead;      /* 0: not known; who makes what a node shares */
     uint64_t room_bytes;
     uint64_t barriers, gathers;
+    struct { /* of each rank's life, in the barrier under way */
+        uint64_t sign;
+        double heard;
+    } life[MEET_RANKS];
     _Atomic bool apart; /* calls are not compared */
 };
 
@@ -408,14 +413,29 @@ static bool has_come(const gpu_meet *m, int rank) {
     return atomic_load(&m->room->arrived[rank]) >= m->barriers;
 }
 
-static epo_status meet_missing(gpu_meet *m, double age) {
-    char who[256] = "";
+static void barrier_listen(gpu_meet *m, double now, bool begin) {
+    for (int r = 0; r < m->ranks; r++) {
+        const uint64_t sign = gpu_meet_sign(m, r);
+        if (!begin && sign == m->life[r].sign)
+            continue;
+        m->life[r].sign = sign;
+        m->life[r].heard = now;
+    }
+}
+
+static epo_status meet_missing(gpu_meet *m, double age, double now) {
+    char who[256] = "", still[64] = "";
     size_t used = 0;
-    for (int r = 0; r < m->ranks; r++)
-        if (!has_come(m, r) && used + 16 < sizeof who)
-            used += (size_t)snprintf(who + used, sizeof who - used, "%s%d", used ? ", " : "", r);
-    return epo_fail(EPO_E_TIMEOUT, "rank %d: barrier: rank %s did not come within %.0f s", m->rank,
-                    who, age);
+    for (int r = 0; r < m->ranks; r++) {
+        if (has_come(m, r) || used + 16 >= sizeof who)
+            continue;
+        used += (size_t)snprintf(who + used, sizeof who - used, "%s%d", used ? ", " : "", r);
+        if (still[0] == '\0' && m->life[r].sign != 0 && now - m->life[r].heard > MEET_SILENT_S)
+            snprintf(still, sizeof still, "; no sign of life from rank %d for %.0f s", r,
+                     now - m->life[r].heard);
+    }
+    return epo_fail(EPO_E_TIMEOUT, "rank %d: barrier: rank %s did not come within %.0f s%s",
+                    m->rank, who, age, still);
 }
 
 /* A failure that a peer announced, a peer that is gone, the limit. */
@@ -438,7 +458,7 @@ static epo_status barrier_look(gpu_meet *m, double age) {
         return epo_fail(status, "%s", text);
     if (age <= m->timeout_s)
         return EPO_OK;
-    status = meet_missing(m, m->timeout_s);
+    status = meet_missing(m, m->timeout_s, gpu_now());
     gpu_meet_abort(m, status, epo_fail_text());
     return status;
 }
@@ -465,6 +485,7 @@ epo_status gpu_meet_barrier(gpu_meet *m) {
         if (gpu_now() - looked < GPU_LOOK_S)
             continue;
         looked = gpu_now();
+        barrier_listen(m, looked, looked - start < 2 * GPU_LOOK_S);
         epo_status status = barrier_look(m, looked - start);
         if (status != EPO_OK)
             return status;
