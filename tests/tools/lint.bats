@@ -318,6 +318,19 @@ END
     [ "$status" -eq 5 ]
 }
 
+@test "an option without its value is named, by every command" {
+    tried=0
+    while read -r command; do
+        while read -r option; do
+            run "$tool" "$command" "$option"
+            [ "$status" -eq 2 ]
+            [[ $output == "ep-overlap $command: $option needs a value"* ]] || { echo "$command $option: $output" && false; }
+            tried=$((tried + 1))
+        done < <("$tool" "$command" --help | grep -oE '^ {1,6}--[a-z-]+ [A-Z]+' | grep -oE -- '--[a-z-]+' | sort -u)
+    done < <("$tool" --help | sed -n 's/^  \([a-z]*\)  .*/\1/p')
+    [ "$tried" -ge 20 ]
+}
+
 @test "the help of every command fits 80 columns" {
     run "$tool" --help
     while read -r command; do

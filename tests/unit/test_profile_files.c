@@ -336,6 +336,11 @@ static void other_files_are_refused(void) {
     memset(deep, '[', 100000);
     write_file(deep, 100000);
     check_refused("nested deeper");
+    static const char event[] = "[{\"ph\":\"X\",\"cat\":\"kernel\",\"name\":\"nvjet\",\"ts\":0,"
+                                "\"dur\":1,\"pid\":0,\"args\":{\"x\":";
+    memcpy(deep, event, sizeof event - 1); /* where an event's shape is learnt, too */
+    write_file(deep, 100000);
+    check_refused("nested deeper");
     free(deep);
 }
 
