@@ -170,6 +170,12 @@ END
     [[ $output == *"DWG-018"*"drop --delay-wgrad"* ]]
 }
 
+@test "a log against itself saves nothing, and not less" {
+    published_sft
+    run "$tool" report base.log again=base.log
+    [[ $output == *"1.000x, 0.000 % of the time saved: within the noise"* ]]
+}
+
 @test "one log: its figures; --json of one and of several" {
     published_sft
     run "$tool" report overlap.log

@@ -104,7 +104,7 @@ static void judge_speed(report_arm *arm) {
     double change = arm->time_change;
     if (change <= 0)
         find(arm, REPORT_FASTER, REPORT_YES, "%.3fx, %.3f %% of the time saved%s", arm->speedup,
-             -100 * change, -change < arm->noise ? ": within the noise" : "");
+             100 * (0 - change), -change < arm->noise ? ": within the noise" : "");
     else if (change <= arm->noise)
         find(arm, REPORT_FASTER, REPORT_YES,
              "%.3fx: %.3f %% more time, within the noise of %.3f %%", arm->speedup, 100 * change,
