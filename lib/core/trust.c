@@ -76,7 +76,8 @@ static epo_status open_checked(int parent, const char *name, const char *path,
         int error = errno;
         if (got >= 0)
             close(got);
-        return epo_fail(EPO_E_SYSTEM, "%s: %s", path, strerror(error));
+        return epo_fail(EPO_E_SYSTEM, "%s: %s%s", path, strerror(error),
+                        error == EACCES ? "; every user has to read it: chmod a+r it" : "");
     }
     if (now.st_dev != checked->st_dev || now.st_ino != checked->st_ino) {
         close(got);

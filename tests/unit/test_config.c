@@ -298,6 +298,17 @@ static void a_trusted_file_is_read(void) {
     CU_ASSERT_EQUAL(load(true), EPO_OK);
 }
 
+/* As a user's srun meets a file that only root reads. */
+static void a_file_that_users_cannot_read_is_told(void) {
+    bool root = geteuid() == 0;
+    put_file("version = 1;", root ? 0600 : 0);
+    if (root)
+        CU_ASSERT_EQUAL(seteuid(65534), 0);
+    REFUSED("Permission denied; every user has to read it: chmod a+r");
+    if (root)
+        CU_ASSERT_EQUAL(seteuid(0), 0);
+}
+
 static void a_file_others_can_write_is_refused(void) {
     put_file("version = 1;", 0664);
     REFUSED("writable by group or others (mode 0664)");
@@ -405,6 +416,7 @@ int main(void) {
                                  TEST(every_prefix_is_survived),
                                  TEST(the_sample_has_every_key),
                                  TEST(a_trusted_file_is_read),
+                                 TEST(a_file_that_users_cannot_read_is_told),
                                  TEST(a_file_others_can_write_is_refused),
                                  TEST(a_folder_above_that_others_can_write_is_refused),
                                  TEST(links_and_strange_files_are_refused),
