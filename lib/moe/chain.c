@@ -2,7 +2,7 @@
  *
  * chain.c - the expert FFN of a pass, all chunks in one operation of the backend.
  */
-#include "moe/moe.h"
+#include "moe/pass.h"
 
 /* flex: rows are expanded and summed beside the chain. */
 static bool spreads(const moe_pass *p) {

@@ -5,7 +5,7 @@
  * Order of issue: all of the dispatch first, then what fills the time until its
  * first chunk is here, then each chunk's experts and at once its way back.
  */
-#include "moe/moe.h"
+#include "moe/pass.h"
 
 /* One product of the chunk's experts after `deps`' waits, and, if `act` is not NULL,
  * the activation behind it; `signal` comes at the end. */

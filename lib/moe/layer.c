@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "moe/moe.h"
+#include "moe/pass.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -5,7 +5,7 @@
 #ifndef EPO_MOE_LINK_H
 #define EPO_MOE_LINK_H
 
-#include "moe/moe.h"
+#include "moe/pass.h"
 
 /* Flex across nodes.  A token's row goes once to each other node that has experts for it, to
  * the rank with the sender's place there (the relay), which sends it on as if it were one of

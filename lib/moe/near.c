@@ -3,7 +3,7 @@
  * near.c - flex in one chunk: while peers' rows cross the link, this rank's own ones are
  * expanded from where the caller has them, and never travel.
  */
-#include "moe/moe.h"
+#include "moe/pass.h"
 
 /* This rank's piece of what is sent or received; NULL: it has none. */
 static const moe_piece *own_piece(const moe_pass *p, const moe_piece *list, int count) {

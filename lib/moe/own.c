@@ -5,7 +5,7 @@
  * each call is one operation: on CUDA it enqueues, on the host it runs on the queue's
  * thread.
  */
-#include "moe/moe.h"
+#include "moe/pass.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
  *
  * rows.c - dispatch and combine as calls of their own, around experts of the caller's.
  */
-#include "moe/moe.h"
+#include "moe/pass.h"
 
 static epo_status check_own(const char *name, const epo_plan *plan, const void *tokens,
                             const void *rows) {

@@ -10,7 +10,7 @@
  * do not stand behind rows that are still on their way, and before the other pass wants
  * the same slot of the window.
  */
-#include "moe/moe.h"
+#include "moe/pass.h"
 
 #include <inttypes.h>
 #include <string.h>

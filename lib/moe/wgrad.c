@@ -7,7 +7,7 @@
  * so an expert's gradient is added to in the same order, and has the same bits,
  * whether it was delayed or not.
  */
-#include "moe/moe.h"
+#include "moe/pass.h"
 
 #include <stdlib.h>
 

@@ -5,7 +5,7 @@
  */
 #include "unit.h"
 
-#include "moe/moe.h"
+#include "moe/pass.h"
 
 #include <stdio.h>
 #include <stdlib.h>
