@@ -101,12 +101,12 @@ static inline int procs_failures(const procs *all) {
 
 static inline void procs_free(procs *all) { munmap(all, sizeof *all); }
 
-/* Entries of a folder, "." and ".." and the listing's own descriptor included. */
-static inline int folder_count(const char *path) {
+/* Entries of a folder that begin so; for "" with "." and "..", and the listing's own descriptor. */
+static inline int folder_count(const char *path, const char *head) {
     DIR *d = opendir(path);
     int n = 0;
-    while (d != NULL && readdir(d) != NULL)
-        n++;
+    for (const struct dirent *e; d != NULL && (e = readdir(d)) != NULL;)
+        n += strncmp(e->d_name, head, strlen(head)) == 0;
     if (d != NULL)
         closedir(d);
     return n;

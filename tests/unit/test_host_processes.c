@@ -98,7 +98,7 @@ static void use_window(proc *me, epo_backend *be, int rank, int ranks) {
 }
 
 static void meet_often(procs *all, proc *me) {
-    int before = folder_count("/proc/self/fd"), rank = me->config.rank;
+    int before = folder_count("/proc/self/fd", ""), rank = me->config.rank;
     static const int even[] = {0, 2}, odd[] = {3, 1};
     for (int turn = 0; turn < 3; turn++) {
         epo_backend_config config = me->config, sub = me->config;
@@ -119,15 +119,15 @@ static void meet_often(procs *all, proc *me) {
         ops->close(two, false);
         ops->close(be, false);
     }
-    EXPECT(me, folder_count("/proc/self/fd") == before);
+    EXPECT(me, folder_count("/proc/self/fd", "") == before);
 }
 
 static void processes_meet_and_leave_nothing(void) {
-    int before = folder_count("/dev/shm");
+    int before = folder_count("/dev/shm", "ep-overlap");
     procs *all = procs_new(4, 30.0, meet_often);
     CU_ASSERT_TRUE(procs_run(all));
     CU_ASSERT_EQUAL(procs_failures(all), 0);
-    CU_ASSERT_EQUAL(folder_count("/dev/shm"), before);
+    CU_ASSERT_EQUAL(folder_count("/dev/shm", "ep-overlap"), before);
     procs_free(all);
 }
 
@@ -592,7 +592,7 @@ static void a_bootstrap_of_the_callers(void) {
  */
 
 static void memory_has_no_name(void) {
-    int before = folder_count("/dev/shm");
+    int before = folder_count("/dev/shm", "ep-overlap");
     for (int named = 0; named < 2; named++) {
         int fd = -1;
         struct stat st;
@@ -600,7 +600,7 @@ static void memory_has_no_name(void) {
         CU_ASSERT_EQUAL(host_memfile_create(12288, named, &fd), EPO_OK);
         CU_ASSERT_EQUAL(fstat(fd, &st), 0);
         CU_ASSERT_EQUAL(st.st_mode & 07777, 0600);
-        CU_ASSERT_EQUAL(folder_count("/dev/shm"), before);
+        CU_ASSERT_EQUAL(folder_count("/dev/shm", "ep-overlap"), before);
         CU_ASSERT_EQUAL(host_memfile_map(fd, 8192, &at), EPO_E_SYSTEM);
         CU_ASSERT_EQUAL(host_memfile_map(fd, 12288, &at), EPO_OK);
         if (!named)
