@@ -85,7 +85,8 @@ static int far_poll(struct pollfd *p, nfds_t count, double until) {
     return n;
 }
 
-bool far_ready(int fd, short what, double until) {
+/* Is the descriptor ready by then?  A signal of the program's is no time-out. */
+static bool far_ready(int fd, short what, double until) {
     struct pollfd p = {fd, what, 0};
     return far_poll(&p, 1, until) > 0;
 }

@@ -24,8 +24,6 @@ typedef struct far_card {
 } far_card;
 
 double far_now(void);
-/* Is the descriptor ready by then?  A signal of the program's is no time-out. */
-bool far_ready(int fd, short what, double until);
 /* Bytes, within a limit: 0, ETIMEDOUT, or what ended the connection. */
 int far_move(int fd, void *data, size_t bytes, bool out, double until);
 int far_send(int fd, const void *data, size_t bytes, double until);

@@ -235,8 +235,6 @@ bool host_forked(const epo_backend *be);
 /* host_broken's status with its text as this thread's error; EPO_E_STATE in a forked
  * process. */
 epo_status host_status(epo_backend *be);
-/* HOST_PEER_DEAD is found here. */
-host_peer_state host_peer_look(host_shared *shared, int rank);
 /* "left the group": why that rank does nothing more; NULL: it may. */
 const char *host_peer_why_lost(host_shared *shared, const struct host_join *join, int rank);
 /* "rank 3 (pid 71 on n2)", "rank 3" for threads; of the group. */

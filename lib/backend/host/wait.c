@@ -126,7 +126,8 @@ epo_status host_status(epo_backend *be) {
 
 /* ---- peers --------------------------------------------------------------- */
 
-host_peer_state host_peer_look(host_shared *shared, int rank) {
+/* HOST_PEER_DEAD is found here. */
+static host_peer_state host_peer_look(host_shared *shared, int rank) {
     host_peer *peer = &shared->peer[rank];
     uint32_t state = atomic_load_explicit(&peer->state, memory_order_acquire);
     if (shared->threads || state != HOST_PEER_HERE)

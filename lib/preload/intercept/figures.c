@@ -159,7 +159,7 @@ static void write_file(const char *folder, int rank, int ranks) {
         fprintf(stderr, "ep-overlap: %s: %s\n", path, strerror(errno));
 }
 
-void figures_write(void) {
+static void figures_write(void) {
     const char *record = mode_record(), *source;
     int rank = 0, ranks = 1;
     if (record == NULL || context.pid != getpid())

@@ -28,9 +28,8 @@ typedef struct real_nccl {
  * object depends on, else the next in the global order, else one that is mapped at all.
  * NULL: there is none. */
 const real_nccl *real_of(const void *caller);
-/* How many different ones were called so far, and the n-th. */
+/* How many different ones were called so far. */
 int real_count(void);
-const real_nccl *real_at(int n);
 
 /* ---- mode.c: what the user and the job's options ask for ---- */
 
@@ -194,8 +193,7 @@ void channel_alone(channel *ch, message *m);
 /* ---- mapped.c, figures.c ---- */
 
 /* Once, at the first communicator. */
-void mapped_look(const real_nccl *real);
-void figures_write(void);
+void mapped_look(void);
 /* Writes them when the process ends. */
 void figures_at_exit(void);
 

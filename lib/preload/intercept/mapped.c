@@ -123,7 +123,8 @@ static void te_version(const char *library, char text[MAPPED_TEXT]) {
         closedir(d);
 }
 
-void mapped_find(mapped *m) {
+/* Unknown ones are "". */
+static void mapped_find(mapped *m) {
     objects o;
     memset(&o, 0, sizeof o);
     memset(m, 0, sizeof *m);
@@ -220,20 +221,16 @@ static void put_job(epo_facts *facts) {
     put(facts, "flex_backend", getenv(EPO_OUT_FLEX_BACKEND), EPO_OUT_FLEX_BACKEND);
 }
 
-int mapped_judge(const mapped *m, void (*say)(const char *, void *), void *argument) {
-    char line[2 * MAPPED_PATH + 256];
-    int warnings = 0;
-    if (m->nccls > 1) {
-        snprintf(line, sizeof line,
-                 "%d NCCL libraries are in this process: %s (%s) and %s (%s); keep one of them",
-                 m->nccls, m->nccl_path, m->nccl[0] ? m->nccl : "version unknown",
-                 m->other_nccl_path, m->other_nccl[0] ? m->other_nccl : "version unknown");
-        say(line, argument);
-        warnings++;
-    }
+static void warn_of(const mapped *m) {
+    if (m->nccls > 1)
+        fprintf(stderr,
+                "ep-overlap: warning: %d NCCL libraries are in this process: %s (%s) and %s (%s); "
+                "keep one of them\n",
+                m->nccls, m->nccl_path, m->nccl[0] ? m->nccl : "version unknown",
+                m->other_nccl_path, m->other_nccl[0] ? m->other_nccl : "version unknown");
     epo_facts *facts = epo_facts_create();
     if (facts == NULL)
-        return warnings;
+        return;
     put(facts, "torch_version", m->torch, "mapped");
     put(facts, "te_version", m->te, "mapped");
     put(facts, "nccl_version", m->nccl, "mapped");
@@ -245,24 +242,16 @@ int mapped_judge(const mapped *m, void (*say)(const char *, void *), void *argum
             epo_rules_evaluate(rule, facts, &verdict) != EPO_OK ||
             verdict.outcome != EPO_RULE_VIOLATED)
             continue;
-        snprintf(line, sizeof line, "%s: needs %s (torch %s, TransformerEngine %s, NCCL %s); %s",
-                 rule->id, rule->needed, m->torch[0] ? m->torch : "-", m->te[0] ? m->te : "-",
-                 m->nccl[0] ? m->nccl : "-", rule->remedy);
-        say(line, argument);
-        warnings++;
+        fprintf(stderr,
+                "ep-overlap: warning: %s: needs %s (torch %s, TransformerEngine %s, NCCL %s); %s\n",
+                rule->id, rule->needed, m->torch[0] ? m->torch : "-", m->te[0] ? m->te : "-",
+                m->nccl[0] ? m->nccl : "-", rule->remedy);
     }
     epo_facts_destroy(facts);
-    return warnings;
-}
-
-static void to_stderr(const char *line, void *argument) {
-    (void)argument;
-    fprintf(stderr, "ep-overlap: warning: %s\n", line);
 }
 
 /* Who merely observes hears nothing that he did not ask for. */
-void mapped_look(const real_nccl *real) {
-    (void)real;
+void mapped_look(void) {
     pthread_mutex_lock(&context.lock);
     const bool first = !context.done;
     if (first) {
@@ -277,7 +266,7 @@ void mapped_look(const real_nccl *real) {
         recorder_begin();
     }
     if (mode_now() == MODE_ACCELERATE || mode_record() != NULL)
-        (void)mapped_judge(&context.found, to_stderr, NULL);
+        warn_of(&context.found);
 }
 
 const mapped *mapped_known(void) { return context.done ? &context.found : NULL; }

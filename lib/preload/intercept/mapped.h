@@ -19,12 +19,8 @@ typedef struct mapped {
     char torch[MAPPED_TEXT], te[MAPPED_TEXT], cuda[MAPPED_TEXT], driver[MAPPED_TEXT];
 } mapped;
 
-/* Unknown ones are "". */
-void mapped_find(mapped *m);
 /* "2.28.9" of 22809 and of 2809. */
 void mapped_nccl_version(int number, char text[MAPPED_TEXT]);
-/* Warnings about what was found, a line each, to `say`; their number. */
-int mapped_judge(const mapped *m, void (*say)(const char *line, void *argument), void *argument);
 /* What mapped_look() found; NULL before. */
 const mapped *mapped_known(void);
 

@@ -155,4 +155,3 @@ const real_nccl *real_of(const void *caller) {
 }
 
 int real_count(void) { return atomic_load(&context.count); }
-const real_nccl *real_at(int n) { return &context.reals[n]; }
