@@ -198,7 +198,7 @@ run_job() {
 
 run_check() {
     local result=0
-    show "make check" 540 '^((PASS|FAIL|SKIP|ERROR|XPASS|XFAIL): |# (TOTAL|PASS|FAIL|SKIP|ERROR): )' \
+    show "make check" 1500 '^((PASS|FAIL|SKIP|ERROR|XPASS|XFAIL): |# (TOTAL|PASS|FAIL|SKIP|ERROR): )' \
         make -C build -j"$(nproc)" check || result=1
     [ "$result" = 0 ] || show_failures
     show_left_out
