@@ -570,15 +570,20 @@ static epo_status enter(epo_buffer *b, epo_stream stream) {
                       : g->ops->stream_enter(g->be, queues, 2, stream);
 }
 
-static epo_status leave_replay(epo_buffer *b, epo_stream stream, epo_status status,
-                               epo_plan **out) {
+/* A plan that the caller's stream does not wait for is none. */
+static epo_status leave(epo_buffer *b, epo_stream stream, epo_status status, epo_plan **out) {
     epo_group *g = b->group;
-    epo_status left = g->ops->replay_leave(g->be, stream);
-    g->replay.capture = 0;
+    epo_status left = EPO_OK;
+    if (b->replays)
+        left = g->ops->replay_leave(g->be, stream);
+    else if (status == EPO_OK && (moe_plan_on_device(b) || b->links))
+        left = g->ops->stream_leave(g->be, g->done, stream);
+    if (b->replays)
+        g->replay.capture = 0;
     if (status == EPO_OK && left != EPO_OK) {
+        status = moe_group_break(g, left);
         moe_plan_release(*out);
         *out = NULL;
-        return moe_group_break(g, left);
     }
     return status;
 }
@@ -616,11 +621,7 @@ epo_status moe_plan_create(epo_buffer *buffer, const epo_routing *routing, epo_s
         wrong = moe_link_open(buffer, &r, wrong, &link);
     status = buffer->links && wrong != EPO_OK ? wrong : make(buffer, &r, wrong, link, out);
     /* The queues may still read the caller's routing. */
-    if (buffer->replays)
-        return leave_replay(buffer, stream, status, out);
-    if (status == EPO_OK && (device || buffer->links))
-        status = g->ops->stream_leave(g->be, g->done, stream);
-    return status;
+    return leave(buffer, stream, status, out);
 }
 
 void moe_plan_retain(epo_plan *plan) {

@@ -297,7 +297,9 @@ epo_status gpu_pairs_create(epo_backend *be) {
     }
     pairs->members = members;
     pairs->comm = comm;
-    be->pairs = pairs;
+    __atomic_store_n(&be->pairs, pairs, __ATOMIC_RELEASE);
+    if (atomic_load(&be->late) != EPO_OK) /* whoever broke the group did not see it */
+        gpu_pairs_abort(be);
     return EPO_OK;
 }
 
@@ -307,8 +309,9 @@ static void comm_destroy(void *comm) { (void)api.destroy(comm); }
 
 /* Once, by whichever thread is first: ends kernels that wait for a peer. */
 void gpu_pairs_abort(epo_backend *be) {
-    if (be->pairs != NULL && be->pairs->comm != NULL && !atomic_exchange(&be->pairs->aborted, true))
-        (void)gpu_release(be, "an aborted communicator", comm_abort, be->pairs->comm);
+    gpu_pairs *pairs = __atomic_load_n(&be->pairs, __ATOMIC_ACQUIRE);
+    if (pairs != NULL && pairs->comm != NULL && !atomic_exchange(&pairs->aborted, true))
+        (void)gpu_release(be, "an aborted communicator", comm_abort, pairs->comm);
 }
 
 void gpu_pairs_destroy(epo_backend *be, bool broken) {
