@@ -77,7 +77,8 @@ one_case() { # KIND<TAB>PHASE, in a shell of its own
     read -ra see <<<"$visible"
     [ "$gpu" = 0 ] || export CUDA_VISIBLE_DEVICES=${see[${slot:-0} % ${#see[@]}]}
     IFS=$'\t' read -r kind what <<<"$1"
-    timeout -k 2 100 "$program" $alone -w "$way" -n "$ranks" -g "$groups" -l "$limit" "$kind" "$what" >"$work/out.$$" 2>&1
+    # In the foreground: whoever ends this script's group ends the judges too.
+    timeout --foreground -k 2 100 "$program" $alone -w "$way" -n "$ranks" -g "$groups" -l "$limit" "$kind" "$what" >"$work/out.$$" 2>&1
     local status=$?
     [ "$status" = 0 ] || [ "$status" = 1 ] ||
         printf '%s\t%s\t%s\tFAIL\t-\t-\t-\tstatus %s\n' "$engine" "$kind" "$what" "$status" >>"$work/out.$$"

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -48,6 +49,7 @@ static void start_rank(watch *w, int rank, void (*ready)(int rank)) {
         abort();
     if (pid == 0) {
         dup2(w->err[rank], STDERR_FILENO);
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* a judge that is ended leaves nobody */
         alarm(120);
         if (ready != NULL)
             ready(rank);
