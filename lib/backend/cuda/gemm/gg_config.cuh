@@ -22,6 +22,7 @@ constexpr int kTileM = 128;
 constexpr int kTileK = 64;
 constexpr int kBox = 64 * 128;    /* bytes of a box of 64 lines */
 constexpr int kThreads = 3 * 128; /* one warpgroup feeds two */
+constexpr int kBarGroup = 1;      /* + warpgroup: its barrier */
 constexpr int kSlots = 2;         /* tiles known ahead */
 constexpr int kFeedRegs = 56;
 constexpr int kMathRegs = 224;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * gg_epilogue.cuh - from the accumulators to memory.  Every warp works on its own
- * 16 rows through its own 4 KB of shared memory; no warp waits for another.
+ * 16 rows through its own 4 KB of shared memory; no warp waits for another (but see
+ * gg_later.cuh).
  *
  * Accumulators of m64nN: lane l holds, of its warp's rows l/4 and l/4+8, columns
  * 8j + 2(l%4) and the next in acc[4j..4j+1] and acc[4j+2..4j+3].
@@ -86,13 +87,13 @@ __device__ __forceinline__ void stage16(uint32_t buffer, const float (&acc)[kAcc
     }
 }
 /* From a buffer to `rows` rows of `dst` (at the chunk's first row and column). */
-template <class T, int kUnroll = 4>
+template <class T>
 __device__ __forceinline__ void store16(uint32_t buffer, T *dst, int64_t ld, int rows, int cols) {
     int lane = threadIdx.x & 31;
     int piece = lane & 7;
     __syncwarp();
     if (piece * 8 < cols) {
-#pragma unroll kUnroll
+#pragma unroll
         for (int i = 0; i < 4; i++) {
             int row = 4 * i + (lane >> 3);
             if (row < rows) {

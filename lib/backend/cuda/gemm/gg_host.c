@@ -26,6 +26,11 @@ static bool is_swiglu_backward(const epo_gg *g) {
     return g->kind == EPO_GG_DGRAD && g->fuse == EPO_GG_SWIGLU;
 }
 
+/* Gradients of 16 bits that are not added to. */
+static bool is_fresh(const epo_gg *g) {
+    return g->kind == EPO_GG_WGRAD && g->c_type == g->type && g->accumulate == 0;
+}
+
 static epo_status check_shape(const epo_gg *g) {
     if (g == NULL || g->size != sizeof(epo_gg)) {
         return epo_fail(EPO_E_ARG, "epo_gg: size found %zu, allowed %zu (use EPO_GG_INIT)",
@@ -351,12 +356,12 @@ static epo_status make_inputs(encode_fn encode, const epo_gg *g, const gg_params
                     g->kind == EPO_GG_FORWARD ? (uint32_t)width / 2 : 64, &maps->b);
 }
 
-/* What the warps send, 16 rows at a time. */
+/* What is stored: by warps, 16 rows at a time, or by warpgroups. */
 static epo_status make_outputs(encode_fn encode, const epo_gg *g, const gg_params *p,
                                gg_maps *maps) {
     if (g->kind == EPO_GG_WGRAD) {
         return make_map(encode, p->c_type, g->c, (uint64_t)g->k, (uint64_t)g->n,
-                        (uint64_t)g->experts, 16, &maps->c);
+                        (uint64_t)g->experts, is_fresh(g) ? 64 : 16, &maps->c);
     }
     uint64_t width = is_swiglu_forward(g) ? (uint64_t)g->n / 2
                                           : (uint64_t)p->n * (is_swiglu_backward(g) ? 2 : 1);
@@ -433,8 +438,7 @@ static gg_kernel find_kernel(const epo_gg *g, int path) {
     if (path != EPO_GG_SM90) {
         return gg_portable_kernel((int)g->kind, (int)g->fuse, (int)g->type);
     }
-    bool fresh = g->kind == EPO_GG_WGRAD && g->c_type == g->type && g->accumulate == 0;
-    int fuse = fresh ? GG_FRESH : (int)g->fuse;
+    int fuse = is_fresh(g) ? GG_FRESH : (int)g->fuse;
     return g->type == EPO_BF16 ? gg_sm90_kernel_bf16((int)g->kind, fuse, epo_gg_tile_n(g))
                                : gg_sm90_kernel_f16((int)g->kind, fuse, epo_gg_tile_n(g));
 }

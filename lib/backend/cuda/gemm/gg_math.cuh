@@ -12,8 +12,6 @@
 
 namespace gg {
 
-constexpr int kBarGroup = 1; /* + warpgroup */
-
 /* WGRAD: lines of the last block that lie behind the expert's rows become zeros in
  * both operands (0 times NaN is NaN).  Each warpgroup clears its own box of A and
  * all of B: both write the same zeros to B, so they need not meet. */
@@ -131,10 +129,9 @@ __device__ void math(const gg_params &p, const shared<C> &s, const gg_maps &m, i
     ring<kSlots> at;
     ring<C::kStages> from;
     tile next;
-    later<C> old;
     bool peeked = false;
     int lane = threadIdx.x & 31, warp = group * 4 + ((threadIdx.x >> 5) & 3);
-    uint32_t base = s.staging(warp);
+    later<C> old(p, m, s, group);
     shared<C> first = shared_of(s, 0), there = shared_of(s, min(lane, p.cluster - 1));
     while (true) {
         tile t = peeked ? next : tile_wait(s, at);
@@ -157,13 +154,13 @@ __device__ void math(const gg_params &p, const shared<C> &s, const gg_maps &m, i
                 if (i == max(blocks - kPrefetchBlocks, 0)) {
                     prefetch_old<C>(p, t, warp);
                 }
-                if (i == blocks - 1 && (C::kWgrad || !C::kLater)) {
+                if (i == blocks - 1) {
                     peeked = slot_peek(s, at, next);
                 }
             };
             multiply_tile(p, s, there, from, t, blocks, group, acc, keep, before_block, [&](int i) {
                 if constexpr (C::kLater) {
-                    old.step(p, base, &m.c, i, blocks);
+                    old.step(i, blocks);
                 }
             });
         } else {
@@ -175,18 +172,16 @@ __device__ void math(const gg_params &p, const shared<C> &s, const gg_maps &m, i
         }
         at.next();
         if constexpr (C::kLater) {
-            if (!mine) {
-                old.rest(p, base, &m.c, 0);
-            } else {
-                old.rest(p, base, &m.c, blocks);
-                old.take(place_of<C>(p, t, warp), acc);
+            old.rest(mine ? blocks : 0);
+            if (mine) {
+                old.take(t, acc);
             }
         } else if (mine) {
             epilogue<C>(p, s, m, t, group, acc);
         }
     }
     if constexpr (C::kLater) {
-        old.rest(p, base, &m.c, 0);
+        old.rest(0);
     }
     if (lane == 0) {
         tma_store_wait<0>();
