@@ -115,6 +115,21 @@ def bench_rivals(lib, shape, style, rows, w1w2):
             row(label, t["ours"], t["cublas"], s["cublas"], flops, "vs cuBLAS dense")
 
 
+def bench_dense(lib, shape, rows, w1w2, repeats=7):
+    """All products against dense cuBLAS, again and again: medians and what they lie between."""
+    w = Work(lib, shape, gg.counts_of("even", SHAPES[shape][0], rows))
+    w.w1, w.w2 = w1w2
+    ratios, table = {}, operations(w)
+    for _ in range(repeats):
+        for name, (_, _, ours, _, _, dense) in table.items():
+            t, _ = gg.measure({"ours": ours, "cublas": dense}, rounds=7)
+            ratios.setdefault(name, []).append(t["cublas"] / t["ours"])
+    for name, r in ratios.items():
+        r.sort()
+        print(f"{shape} {name} even {rows} of dense cuBLAS, {repeats} repeats: median "
+              f"{r[len(r) // 2]:.3f}, {r[0]:.3f} to {r[-1]:.3f}", flush=True)
+
+
 def bench_fused(lib, shape, rows, w1w2):
     """SwiGLU in the epilogue against the plain call and a pass of torch; gather."""
     w = Work(lib, shape, gg.counts_of("even", SHAPES[shape][0], rows))
@@ -230,7 +245,7 @@ def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("library")
     ap.add_argument("--shape", default="Q")
-    ap.add_argument("--only", default="rivals,fused,wgrad,lend")
+    ap.add_argument("--only", default="rivals,dense,fused,wgrad,lend")
     ap.add_argument("--styles", default="even,random,zipf")
     ap.add_argument("--json")
     args = ap.parse_args()
@@ -246,6 +261,8 @@ def main():
                 for style in args.styles.split(","):
                     for rows in sizes if style == "even" else sizes[:1]:
                         bench_rivals(lib, shape, style, rows, both)
+            elif part == "dense":
+                bench_dense(lib, shape, sizes[0], both)
             elif part == "fused":
                 bench_fused(lib, shape, sizes[0], both)
             elif part == "wgrad":
