@@ -4,8 +4,8 @@
  *
  *   bench_flex check [SEED [CASES]]  random shapes against maps made on the CPU and sums
  *                             in fp64; 1,000 repeats; a rank that stopped
- *   bench_flex time           workloads D and Q and 128 tokens (2 GPUs; with one, the
- *                             local passes only)
+ *   bench_flex time           workloads D and Q and 128 tokens, two ranks (on one GPU, if
+ *                             there is no other: peers' rows then cross no link)
  *   bench_flex time all       the combine with blocks of other shapes, in turns
  *
  * Ranks are threads; rank r uses GPU r, modulo their number. Each figure is the median
@@ -23,7 +23,7 @@ static const char *const step_name[STEPS] = {
     [DISPATCH] = "dispatch (cached)",      [COMBINE] = "combine",
     [FP8_PUSH] = "push in e4m3",           [COPY_STORES] = "peer copy by stores",
     [COPY_ENGINE] = "peer copy by engine", [STORES_ROWS] = "push by stores",
-    [COPY_BULK] = "peer copy in bulk",
+    [COPY_BULK] = "peer copy in bulk",     [SUMS] = "sums for peers",
 };
 
 /* ---- times ---- */
@@ -145,7 +145,7 @@ static void time_run(side *s) {
         printf("ratio\t%s %d SMs: push alone, peers' rows at %.2f of the copy by stores\n",
                workload, budget[i],
                (double)remote / figure[i][PUSH] / ((double)COPY / figure[i][COPY_STORES]));
-    if (s->rank == 0 && sh->ranks > 1 && sh->tokens[0] == 4096 && sh->hidden == 2048)
+    if (s->rank == 0 && devices > 1 && sh->tokens[0] == 4096 && sh->hidden == 2048)
         compare(engine);
     if (s->rank == 0 && sh->ranks > 1)
         printf("%-4s peers' rows %.1f MB, engine copy %.1f GB/s, stores %.1f GB/s\n", workload,
@@ -241,14 +241,14 @@ static shape random_shape(uint64_t seed) {
 int main(int argc, char **argv) {
     setenv("CUDA_MODULE_LOADING", "EAGER", 1);
     TEST_CUDA(cudaGetDeviceCount(&devices));
-    const int pair = devices < 2 ? 1 : 2;
-    const shape q = {pair, {4096, 4096}, 4096, 2048, 64 * pair, 8, 16, 24, EPO_BF16, 2};
+    const shape q = {2, {4096, 4096}, 4096, 2048, 128, 8, 16, 24, EPO_BF16, 2};
     if (argc > 1 && strcmp(argv[1], "time") == 0) {
-        const shape d = {pair, {4096, 4096}, 4096, 7168, 128 * pair, 8, 16, 24, EPO_BF16, 4};
+        const shape d = {2, {4096, 4096}, 4096, 7168, 256, 8, 16, 24, EPO_BF16, 4};
         shape small = q;
         small.tokens[0] = small.tokens[1] = small.most = 128;
-        if (pair == 1)
-            printf("skipped: peers' rows (one GPU here): local passes of one rank only\n");
+        if (devices < 2)
+            printf("skipped: the link (one GPU here): both ranks are on it, so peers' rows stay "
+                   "in its memory\n");
         workload = "Q";
         if (argc > 2) {
             run(CUT, &q);

@@ -244,6 +244,20 @@ void issue(side *s, step what) {
         TEST_CUDA(gpu_flex_copy_segments(s->stream, f->blocks, &seg, 1, 4096));
         break;
     }
+    case SUMS: {
+        gpu_segment seg[RANKS];
+        int n = 0;
+        for (int r = 0; r < f->ranks; r++)
+            if (r != s->rank)
+                seg[n++] = (gpu_segment){
+                    sides[r].window + f->at.back +
+                        (uint64_t)s->rank * (uint64_t)f->max_tokens * f->row_bytes,
+                    s->z, f->fan + (size_t)r * (size_t)f->max_tokens * (size_t)f->top_k,
+                    (uint64_t)s->arrived[r]};
+        TEST_CUDA(
+            gpu_flex_sum_segments(s->stream, f->blocks, seg, n, f->top_k, f->row_bytes, f->type));
+        break;
+    }
     default: break;
     }
 }
@@ -265,6 +279,8 @@ void prepare(side *s) {
     TEST_CUDA(gpu_flex_place(s->stream, &s->plan));
     TEST_CUDA(gpu_flex_push(s->stream, &s->f, s->x, true));
     TEST_CUDA(gpu_flex_expand(s->stream, &s->f, NULL, s->rows));
+    TEST_CUDA(cudaMemcpyAsync(s->arrived, s->f.rows_of, (size_t)s->f.ranks * 4,
+                              cudaMemcpyDeviceToHost, s->stream));
     TEST_CUDA(cudaStreamSynchronize(s->stream));
     pthread_barrier_wait(&together);
 }

@@ -38,6 +38,7 @@ typedef struct side {
     char *far;      /* COPY bytes, of the peer */
     int64_t *routing;
     float *router;
+    int32_t arrived[RANKS]; /* rows of each source, once prepared */
 } side;
 
 extern pthread_barrier_t together;
@@ -58,6 +59,7 @@ typedef enum step {
     COPY_ENGINE,
     STORES_ROWS, /* the same rows by 16-byte stores */
     COPY_BULK,   /* as COPY_STORES, by bulk copies */
+    SUMS,        /* peers' rows of the combine alone, as the layer's exchange sends them */
     STEPS
 } step;
 uint64_t most_rows(const shape *sh);

@@ -229,7 +229,7 @@ for phase in $phases; do
             ;;
         flex)
             run flex 90 "$build/bench_flex" check ${seed:+"$seed"}
-            [ "$gpus" -ge 2 ] || skip flex "times across a link need 2 GPUs, $gpus here"
+            [ "$gpus" -ge 2 ] || skip flex "times across a link need 2 GPUs, $gpus here: both ranks were on one"
             timeout -k 5 60 "$build/bench_flex" time >"$out/flex_time.log" 2>&1 ||
                 printf 'flex\ttimes\tFAIL\t%s\n' "$(tail -1 "$out/flex_time.log")" >>"$out/cases.tsv"
             ;;
