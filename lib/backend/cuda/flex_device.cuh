@@ -35,32 +35,38 @@ __device__ __forceinline__ uint64_t *flag_word(char *window, uint64_t at, int so
     return reinterpret_cast<uint64_t *>(window + at) + (int64_t)source * GPU_FLEX_BLOCKS + block;
 }
 
-/* All threads of a block: every word of the flag reaches `epoch`, this rank's own
+/* This thread of `threads`: its words of the flag have reached `epoch`, this rank's own
  * included.  False: the limit passed, *late tells. */
-__device__ __forceinline__ bool wait_all(const gpu_flex &f, uint64_t at, uint64_t epoch,
-                                         unsigned phase) {
-    bool good = true;
-    for (int i = threadIdx.x; i < f.ranks * f.blocks && good; i += blockDim.x) {
+__device__ __forceinline__ bool wait_words(const gpu_flex &f, uint64_t at, uint64_t epoch,
+                                           unsigned phase, int thread, int threads) {
+#pragma unroll 1
+    for (int i = thread; i < f.ranks * f.blocks; i += threads) {
         const int source = i / f.blocks;
         const uint64_t *word = flag_word(f.peer[f.rank], at, source, i % f.blocks);
         uint64_t begun = 0;
+#pragma unroll 1
         for (unsigned spins = 0; flag_load(word) < epoch; spins++) {
             if (spins % 256 != 255)
                 continue;
             const uint64_t now = now_ns();
             begun = begun == 0 ? now : begun;
-            if (now - begun > f.limit_ns || *(volatile unsigned *)f.late != 0) {
-                good = false;
-                break;
+            if (now - begun <= f.limit_ns && *(volatile unsigned *)f.late == 0)
+                continue;
+            if (*(volatile unsigned *)f.late == 0) {
+                f.late[1] = phase;
+                __threadfence_system();
+                *(volatile unsigned *)f.late = 1u + (unsigned)source;
             }
-        }
-        if (!good && *(volatile unsigned *)f.late == 0) {
-            f.late[1] = phase;
-            __threadfence_system();
-            *(volatile unsigned *)f.late = 1u + (unsigned)source;
+            return false;
         }
     }
-    return __syncthreads_and(good);
+    return true;
+}
+
+/* All threads of a block. */
+__device__ __forceinline__ bool wait_all(const gpu_flex &f, uint64_t at, uint64_t epoch,
+                                         unsigned phase) {
+    return __syncthreads_and(wait_words(f, at, epoch, phase, threadIdx.x, blockDim.x));
 }
 
 /* One thread per rank: this block's writes are there, this block has read. */

@@ -7,7 +7,7 @@
  */
 #include <stdint.h>
 
-#include "backend/cuda/flex_sums.cuh"
+#include "backend/cuda/flex_feed.cuh"
 
 namespace {
 
@@ -15,109 +15,164 @@ using namespace flex;
 
 using namespace flex::sums;
 
-template <typename T, typename S>
-__global__ void __launch_bounds__(S::kThreads, 1)
-    flex_combine(const __grid_constant__ gpu_flex f, const char *rows, char *y, Cut back,
-                 Cut home) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    __shared__ char *peer[GPU_FLEX_RANKS];
-    __shared__ int32_t before[GPU_FLEX_RANKS + 1];
-    __shared__ uint32_t taken[2];
-    const int lane = threadIdx.x % 32, k = f.top_k;
-    const int64_t width = f.row_bytes;
-    for (int i = threadIdx.x; i < f.ranks; i += blockDim.x)
-        peer[i] = f.peer[i];
-    if (threadIdx.x == 0) { /* peers' rows, from the next rank on */
-        taken[0] = taken[1] = 0;
-        before[0] = 0;
-        for (int i = 1; i < f.ranks; i++)
-            before[i] = before[i - 1] + f.rows_of[(f.rank + i) % f.ranks];
-    }
-    if (!wait_all(f, f.at.back_credit, f.epoch - 1, GPU_FLEX_LATE_BACK_SLOT))
-        return;
+/* Pieces of peers' tokens, from the next rank on, then those of own ones. */
+template <typename S> struct Pieces {
+    const gpu_flex &f;
+    Feeder<S> &feeder;
+    const Cut &cut;
+    const char *rows;
+    char *y;
+    char *const *peer;     /* shared */
+    const int32_t *before; /* shared: rows before each peer's */
+    uint32_t peers, home;  /* their pieces; the first of own tokens', a group's first */
+    bool told, opened;     /* peers' rows are there, and theirs here */
+
     struct Back {
         int source;
         int64_t row;
     };
-    auto back_of = [&](int64_t row) {
+    __device__ __forceinline__ Back back_of(int64_t row) const {
         int n = 0;
+#pragma unroll 1
         while (n + 2 < f.ranks && before[n + 1] <= row)
             n++;
         Back b = {f.rank + 1 + n, row - before[n]};
         b.source -= b.source >= f.ranks ? f.ranks : 0;
         return b;
-    };
-    sums_run<T, S>(
-        &taken[0], blockIdx.x, gridDim.x, back, (uint32_t)before[f.ranks - 1] * back.tiles,
-        f.row_bytes,
-        [&](uint32_t i) {
-            const Back b = back_of(piece_of(back, f.row_bytes, i).row);
-            return lane < k ? __ldg(f.fan + ((int64_t)b.source * f.max_tokens + b.row) * k + lane)
-                            : -1;
-        },
-        [&](uint32_t, int32_t row) { return row; },
-        [&](uint32_t, const Piece &p, int32_t row) {
-            return Summand{row >= 0 ? rows + row * width + p.at : nullptr, nullptr, false};
-        },
-        [&](uint32_t, const Piece &p) {
-            const Back b = back_of(p.row);
-            return peer[b.source] + f.at.back + ((int64_t)f.rank * f.max_tokens + b.row) * width +
-                   p.at;
-        });
-    tell_all(f, f.at.back_arrive);
-    if (!wait_all(f, f.at.back_arrive, f.epoch, GPU_FLEX_LATE_BACK))
-        return;
-    struct Token {
-        int32_t own, sum;
-    };
-    const char *arrived = f.peer[f.rank] + f.at.back;
-    const int32_t own_first = f.rank * f.max_tokens, own_past = own_first + f.max_tokens;
-    sums_run<T, S>(
-        &taken[1], blockIdx.x, gridDim.x, home, (uint32_t)f.tokens * home.tiles, f.row_bytes,
-        [&](uint32_t i) {
-            const int64_t token = piece_of(home, f.row_bytes, i).row;
-            return lane < f.width ? __ldg(f.sum + token * f.width + lane) : -1;
-        },
-        [&](uint32_t, int32_t sum) {
-            Token t = {-1, sum};
-            const bool own = sum >= own_first && sum < own_past;
-            const unsigned has = __ballot_sync(kAll, own);
-            if (has != 0) {
-                const int32_t at = __shfl_sync(kAll, sum, __ffs(has) - 1);
-                t.own = lane < k ? __ldg(f.fan + (int64_t)at * k + lane) : -1;
+    }
+    __device__ __forceinline__ bool has(uint32_t i) const { return i < peers || i >= home; }
+    __device__ __forceinline__ Piece piece(uint32_t i) const {
+        return piece_of(cut, f.row_bytes, i >= home ? i - home : min(i, peers - 1));
+    }
+    __device__ __forceinline__ bool own(int32_t sum) const {
+        return sum >= f.rank * f.max_tokens && sum < (f.rank + 1) * f.max_tokens;
+    }
+    __device__ __forceinline__ int32_t list(uint32_t i, uint32_t in) const {
+        return i >= home && in < (uint32_t)f.width
+                   ? __ldg(f.sum + (int64_t)piece(i).row * f.width + in)
+                   : -1;
+    }
+    __device__ __forceinline__ int32_t fetch(uint32_t i, uint32_t in, int32_t sum) const {
+        const uint32_t first = threadIdx.x % 32 - in, lanes = feeder.lanes;
+        const unsigned has = __ballot_sync(kAll, own(sum) && i >= home);
+        const unsigned here = has >> first & (lanes == 32 ? kAll : (1u << lanes) - 1);
+        int64_t row = __shfl_sync(kAll, sum, here != 0 ? first + __ffs(here) - 1 : 0);
+        if (i < home) {
+            const Back b = back_of((int64_t)piece(i).row);
+            row = (int64_t)b.source * f.max_tokens + b.row;
+        } else if (here == 0) {
+            return -1;
+        }
+        return in < (uint32_t)f.top_k ? __ldg(f.fan + row * f.top_k + in) : -1;
+    }
+    /* Behind the last of peers' pieces all ranks are told. */
+    __device__ __forceinline__ void enter(uint32_t i) {
+        if (i < home || told)
+            return;
+        feeder.say(kTell);
+        told = true;
+    }
+    __device__ __forceinline__ bool open() {
+        opened = __all_sync(kAll, wait_words(f, f.at.back_arrive, f.epoch, GPU_FLEX_LATE_BACK,
+                                             threadIdx.x % 32, 32));
+        bulk_acquire();
+        return opened;
+    }
+    __device__ __forceinline__ Summand places(uint32_t i, const Piece &p, int32_t sum,
+                                              int32_t row) const {
+        const bool theirs = i >= home && sum >= 0 && !own(sum);
+        const char *arrived = f.peer[f.rank] + f.at.back + p.at;
+        return Summand{row >= 0 ? rows + (int64_t)row * f.row_bytes + p.at : nullptr,
+                       theirs ? arrived + (int64_t)sum * f.row_bytes : nullptr,
+                       sum < f.rank * f.max_tokens};
+    }
+    __device__ __forceinline__ char *dest(uint32_t i, const Piece &p) const {
+        if (i >= home)
+            return y + (int64_t)p.row * f.row_bytes + p.at;
+        const Back b = back_of(p.row);
+        return peer[b.source] + f.at.back + ((int64_t)f.rank * f.max_tokens + b.row) * f.row_bytes +
+               p.at;
+    }
+};
+#endif
+
+template <typename T, typename S>
+__global__ void __launch_bounds__(S::kThreads, 1)
+    flex_combine(const __grid_constant__ gpu_flex f, const char *rows, char *y, Cut cut) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    extern __shared__ __align__(128) char shared[];
+    __shared__ char *peer[GPU_FLEX_RANKS];
+    __shared__ int32_t before[GPU_FLEX_RANKS + 1];
+    __shared__ uint32_t done;
+    Team<S> *teams = reinterpret_cast<Team<S> *>(shared);
+    const int warp = threadIdx.x / 32;
+    for (int i = threadIdx.x; i < f.ranks; i += blockDim.x)
+        peer[i] = f.peer[i];
+    if (threadIdx.x == 0) {
+        done = 0;
+        before[0] = 0;
+#pragma unroll 1
+        for (int i = 1; i < f.ranks; i++)
+            before[i] = before[i - 1] + f.rows_of[(f.rank + i) % f.ranks];
+    }
+    team_open(teams);
+    bool good = true;
+    if (warp >= S::kTeams * S::kWarps) {
+        const int team = warp - S::kTeams * S::kWarps;
+        Feeder<S> feeder(&teams[team], cut.tile, f.top_k);
+        const uint32_t peers = (uint32_t)before[f.ranks - 1] * cut.tiles;
+        const uint32_t step = gridDim.x * S::kTeams, turn = step * (32 / feeder.lanes);
+        const uint32_t home = (peers + turn - 1) / turn * turn;
+        Pieces<S> pieces = {f, feeder, cut, rows, y, peer, before, peers, home, false, false};
+        good = feed<S>(feeder, blockIdx.x + (uint32_t)team * gridDim.x, step,
+                       home + (uint32_t)f.tokens * cut.tiles, pieces);
+        if (good)
+            pieces.enter(home);
+        good = good && (pieces.opened || pieces.open());
+        feeder.say(kEnd);
+    } else {
+        good = __all_sync(kAll, wait_words(f, f.at.back_credit, f.epoch - 1,
+                                           GPU_FLEX_LATE_BACK_SLOT, threadIdx.x % 32, 32));
+        add_up<T, S>(&teams[warp / S::kWarps], cut.tile, warp % S::kWarps, good, [&] {
+            uint32_t before_me = 0;
+            __threadfence_block(); /* the last warp's fence is for all */
+            __syncwarp();
+            if (threadIdx.x % 32 == 0)
+                before_me = atomicAdd(&done, 1u);
+            if (__shfl_sync(kAll, before_me, 0) + 1 != S::kTeams * S::kWarps)
+                return;
+#pragma unroll 1
+            for (int i = threadIdx.x % 32; i < f.ranks; i += 32) {
+                __threadfence_system();
+                flag_store(flag_word(f.peer[i], f.at.back_arrive, f.rank, blockIdx.x), f.epoch);
             }
-            t.sum = own ? -1 : sum;
-            return t;
-        },
-        [&](uint32_t, const Piece &p, const Token &t) {
-            return Summand{t.own >= 0 ? rows + t.own * width + p.at : nullptr,
-                           t.sum >= 0 ? arrived + t.sum * width + p.at : nullptr,
-                           t.sum < own_first};
-        },
-        [&](uint32_t, const Piece &p) { return y + p.row * width + p.at; });
-    tell_all(f, f.at.back_credit);
+        });
+    }
+    if (__syncthreads_and(good))
+        tell_all(f, f.at.back_credit);
 #endif
 }
 
 template <typename T, typename S>
 cudaError_t launch_as(cudaStream_t stream, const gpu_flex *f, const void *rows, void *y) {
-    /* Of peers' rows the device alone knows how many there are. */
-    const Cut cut = cut_sums((uint64_t)f->tokens, f->blocks, S::kWarps, S::kSpan, f->row_bytes);
-    flex_combine<T, S><<<f->blocks, S::kThreads, 0, stream>>>(*f, static_cast<const char *>(rows),
-                                                              static_cast<char *>(y), cut, cut);
+    const Cut cut = cut_feed(S::kSpan, S::kRing, f->top_k, f->row_bytes);
+    cudaError_t e =
+        cudaFuncSetAttribute(flex_combine<T, S>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             (int)(S::kTeams * sizeof(Team<S>)));
+    if (e != cudaSuccess)
+        return e;
+    flex_combine<T, S><<<f->blocks, S::kThreads, S::kTeams * sizeof(Team<S>), stream>>>(
+        *f, static_cast<const char *>(rows), static_cast<char *>(y), cut);
     return cudaGetLastError();
 }
 
 template <typename T>
 cudaError_t launch(cudaStream_t stream, const gpu_flex *f, const void *rows, void *y) {
     switch (f->shape) {
-    case 1: return launch_as<T, Shape<12, 4, 4>>(stream, f, rows, y);
-    case 2: return launch_as<T, Shape<12, 4, 3>>(stream, f, rows, y);
-    case 3: return launch_as<T, Shape<20, 2, 4>>(stream, f, rows, y);
-    case 4: return launch_as<T, Shape<24, 2, 2>>(stream, f, rows, y);
-    case 5: return launch_as<T, Shape<16, 2, 6>>(stream, f, rows, y);
-    case 6: return launch_as<T, Shape<10, 4, 4>>(stream, f, rows, y);
-    default: return launch_as<T, Shape<16, 4, 2>>(stream, f, rows, y);
+    case 1: return launch_as<T, Feed<6, 4, 2>>(stream, f, rows, y);
+    case 2: return launch_as<T, Feed<3, 8, 1>>(stream, f, rows, y);
+    default: return launch_as<T, Feed<4, 4, 2>>(stream, f, rows, y);
     }
 }
 
