@@ -9,10 +9,16 @@
 #ifndef EPO_BACKEND_CUDA_FLEX_FEED_CUH
 #define EPO_BACKEND_CUDA_FLEX_FEED_CUH
 
-#include "backend/cuda/flex_sums.cuh"
+#include "backend/cuda/flex_device.cuh"
 
 namespace flex {
 namespace sums {
+
+/* How rows are cut into pieces. */
+struct Cut {
+    uint32_t tile; /* bytes of a row at a time */
+    uint32_t tiles;
+};
 
 /* One piece of a row to sum: its rows in the ring, one behind the other. */
 struct alignas(16) Job {
@@ -53,6 +59,32 @@ template <typename S> struct Team {
 };
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
+struct Piece {
+    uint32_t row, at, bytes;
+};
+__device__ __forceinline__ Piece piece_of(const Cut &cut, uint32_t row_bytes, uint32_t i) {
+    Piece p;
+    p.row = cut.tiles == 1 ? i : i / cut.tiles;
+    p.at = (i - p.row * cut.tiles) * cut.tile;
+    p.bytes = row_bytes - p.at < cut.tile ? row_bytes - p.at : cut.tile;
+    return p;
+}
+
+/* What a lane knows of a piece: its own summand and its arrived row (NULL: none); `low`: the
+ * arrived one is of a lower rank. */
+struct Summand {
+    const char *own, *arrived;
+    bool low;
+};
+
+template <typename T> __device__ __forceinline__ void add_unit(float (&acc)[Unit<T>::n], uint4 v) {
+    float terms[Unit<T>::n];
+    unpack<T>(terms, v);
+#pragma unroll
+    for (int j = 0; j < Unit<T>::n; j++)
+        acc[j] += terms[j];
+}
 
 template <typename S> __device__ __forceinline__ void team_open(Team<S> *teams) {
     for (int i = threadIdx.x; i < S::kTeams * kJobs; i += blockDim.x) {

@@ -5,8 +5,8 @@
  */
 #include <stdint.h>
 
+#include "backend/cuda/flex_feed.cuh"
 #include "backend/cuda/flex_ring.cuh"
-#include "backend/cuda/flex_sums.cuh"
 #include "backend/cuda/load.h"
 
 namespace {
@@ -79,38 +79,65 @@ __global__ void __launch_bounds__(512, 1)
 #endif
 }
 
-using SumShape = sums::Shape<20, 2, 4>;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+/* A table's sums, piece by piece. */
+struct Way {
+    const Table &table;
+    const sums::Cut &cut;
+    uint32_t row_bytes, width;
+    bool opened;
+
+    __device__ __forceinline__ int64_t row_of(uint32_t i) const {
+        return in_turns(sums::piece_of(cut, row_bytes, i).row, table.before[table.count]);
+    }
+    __device__ __forceinline__ bool has(uint32_t) const { return true; }
+    __device__ __forceinline__ sums::Piece piece(uint32_t i) const {
+        return sums::piece_of(cut, row_bytes, i);
+    }
+    __device__ __forceinline__ int32_t list(uint32_t, uint32_t) const { return -1; }
+    __device__ __forceinline__ int32_t fetch(uint32_t i, uint32_t in, int32_t) const {
+        const int64_t row = row_of(i);
+        const int n = segment_of(table, row);
+        return in < width ? __ldg(table.s[n].index + (row - table.before[n]) * width + in) : -1;
+    }
+    __device__ __forceinline__ sums::Summand places(uint32_t i, const sums::Piece &p, int32_t,
+                                                    int32_t from) const {
+        const char *src = table.s[segment_of(table, row_of(i))].src;
+        return sums::Summand{from >= 0 ? src + (int64_t)from * row_bytes + p.at : nullptr, nullptr,
+                             false};
+    }
+    __device__ __forceinline__ char *dest(uint32_t i, const sums::Piece &p) const {
+        const int64_t row = row_of(i);
+        const int n = segment_of(table, row);
+        return table.s[n].dst + (row - table.before[n]) * row_bytes + p.at;
+    }
+    __device__ __forceinline__ void enter(uint32_t) const {}
+    __device__ __forceinline__ bool open() const { return true; }
+};
+#endif
+
+using SumTeams = sums::Feed<4, 4, 2>;
 
 template <typename T>
-__global__ void __launch_bounds__(SumShape::kThreads, 1)
+__global__ void __launch_bounds__(SumTeams::kThreads, 1)
     sum_rows(const __grid_constant__ Table table, uint32_t row_bytes, int width, sums::Cut cut) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    __shared__ uint32_t taken;
-    const int lane = threadIdx.x % 32;
-    const int64_t rows = table.before[table.count];
-    auto row_of = [&](uint32_t i) { return in_turns(sums::piece_of(cut, row_bytes, i).row, rows); };
-    if (threadIdx.x == 0)
-        taken = 0;
-    __syncthreads();
-    sums::sums_run<T, SumShape>(
-        &taken, blockIdx.x, gridDim.x, cut, (uint32_t)rows * cut.tiles, row_bytes,
-        [&](uint32_t i) {
-            const int64_t row = row_of(i);
-            const int n = segment_of(table, row);
-            return lane < width ? __ldg(table.s[n].index + (row - table.before[n]) * width + lane)
-                                : -1;
-        },
-        [&](uint32_t, int32_t from) { return from; },
-        [&](uint32_t i, const sums::Piece &p, int32_t from) {
-            const char *src = table.s[segment_of(table, row_of(i))].src;
-            return sums::Summand{from >= 0 ? src + (int64_t)from * row_bytes + p.at : nullptr,
-                                 nullptr, false};
-        },
-        [&](uint32_t i, const sums::Piece &p) {
-            const int64_t row = row_of(i);
-            const int n = segment_of(table, row);
-            return table.s[n].dst + (row - table.before[n]) * row_bytes + p.at;
-        });
+    extern __shared__ __align__(128) char shared[];
+    sums::Team<SumTeams> *teams = reinterpret_cast<sums::Team<SumTeams> *>(shared);
+    const int warp = threadIdx.x / 32;
+    sums::team_open(teams);
+    if (warp < SumTeams::kTeams * SumTeams::kWarps) {
+        sums::add_up<T, SumTeams>(&teams[warp / SumTeams::kWarps], cut.tile,
+                                  warp % SumTeams::kWarps, true, [] {});
+    } else {
+        const int team = warp - SumTeams::kTeams * SumTeams::kWarps;
+        sums::Feeder<SumTeams> feeder(&teams[team], cut.tile, width);
+        Way way = {table, cut, row_bytes, (uint32_t)width, true};
+        sums::feed<SumTeams>(feeder, blockIdx.x + (uint32_t)team * gridDim.x,
+                             gridDim.x * SumTeams::kTeams, table.before[table.count] * cut.tiles,
+                             way);
+        feeder.say(sums::kEnd);
+    }
 #endif
 }
 
@@ -143,11 +170,15 @@ unsigned grid_of(const Table &t, int tiles, int warps, int blocks) {
 template <typename T>
 cudaError_t sum_by_type(cudaStream_t stream, int blocks, const gpu_segment *segments, int count,
                         int width, uint32_t row_bytes) {
+    const size_t shared = SumTeams::kTeams * sizeof(sums::Team<SumTeams>);
+    cudaError_t e =
+        cudaFuncSetAttribute(sum_rows<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+    if (e != cudaSuccess)
+        return e;
     return by_table(segments, count, [&](const Table &table) {
-        const sums::Cut cut = sums::cut_sums(table.before[table.count], blocks, SumShape::kWarps,
-                                             SumShape::kSpan, row_bytes);
-        const unsigned grid = grid_of(table, (int)cut.tiles, SumShape::kWarps, blocks);
-        sum_rows<T><<<grid, SumShape::kThreads, 0, stream>>>(table, row_bytes, width, cut);
+        const sums::Cut cut = sums::cut_feed(SumTeams::kSpan, SumTeams::kRing, width, row_bytes);
+        const unsigned grid = grid_of(table, (int)cut.tiles, SumTeams::kTeams, blocks);
+        sum_rows<T><<<grid, SumTeams::kThreads, shared, stream>>>(table, row_bytes, width, cut);
         return cudaGetLastError();
     });
 }
