@@ -283,11 +283,15 @@ epo_status gpu_window_create(epo_backend *be, uint64_t bytes, epo_window **out) 
 
 static void flags_unregister(void *shared) { (void)cudaHostUnregister(shared); }
 
-/* Threads have one mapping of the flags, which nobody may still write when it goes: of a broken
- * group nobody knows, and it stays.  Processes have each their own. */
+/* Threads have one mapping of flags and rows, which no peer's stream may still write when it
+ * goes: of a broken group nobody knows, and both stay.  Processes have each their own. */
+static bool stays(const epo_backend *be) {
+    return be->ranks > 1 && gpu_meet_threads(be->meet) && atomic_load(&be->late) != EPO_OK;
+}
+
 static void flags_end(epo_backend *be, epo_window *w) {
     const bool threads = gpu_meet_threads(be->meet);
-    if (w->key == NULL || (threads && atomic_load(&be->late) != EPO_OK))
+    if (w->key == NULL || stays(be))
         return;
     const bool mine = !w->registered || gpu_release(be, "flags", flags_unregister, (void *)w->key);
     if (mine && (!threads || gpu_meet_barrier(be->meet) == EPO_OK))
@@ -308,7 +312,8 @@ void gpu_window_destroy(epo_backend *be, epo_window *w) {
     gpu_watch_forget(be, w->words, w->shared_bytes);
     if (all_closed(be, closed)) {
         flags_end(be, w);
-        gpu_free_shared(be, w->base, w->bytes);
+        if (!stays(be))
+            gpu_free_shared(be, w->base, w->bytes);
     }
     free(w->opened);
     free(w->peer);
