@@ -162,6 +162,9 @@ static void switches(void) {
     CU_ASSERT(resolved.overlap == EPO_OFF && resolved.dispatcher == EPO_DISPATCH_ALLTOALL &&
               resolved.delay_wgrad == EPO_OFF && resolved.chunks == 1);
     CU_ASSERT_STRING_EQUAL(reason, "off: the program asked for it");
+    CU_ASSERT_EQUAL(resolve(EPO_ON, EPO_DISPATCH_FLEX, EPO_OFF), EPO_OK);
+    CU_ASSERT(resolved.overlap == EPO_ON && resolved.dispatcher == EPO_DISPATCH_FLEX &&
+              resolved.delay_wgrad == EPO_OFF);
 }
 
 static void refused_switches(void) {

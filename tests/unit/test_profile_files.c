@@ -332,6 +332,8 @@ static void other_files_are_refused(void) {
     check_refused("neither an SQLite export");
     write_file("\x1f\x8b\x08\0", 4);
     check_refused("compressed");
+    write_file("\x1f\x8b", 2);
+    check_refused("compressed");
     char *deep = malloc(100000);
     memset(deep, '[', 100000);
     write_file(deep, 100000);
