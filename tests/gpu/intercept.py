@@ -30,6 +30,7 @@ import tempfile
 import time
 
 import intercept_speed as speed
+from intercept_room import Watch
 from intercept_speed import MB, say
 from launch import at_gate, gpus, in_turn, sharing, told
 from nursery import Child, Nursery, serve
@@ -163,7 +164,9 @@ def part_random(r, calls, most, seed=99, limit_s=60):
     job = Random(r, most, seed)
     over = torch.zeros(1, dtype=torch.int64, device=r.device)
     done, last, start = 0, calls, time.time()
+    watch = Watch(4, "random")
     while done < last:
+        watch.tick()
         job.call(SELDOM if r.shared else OFTEN)
         done += 1
         if done % 500 == 0 or done in (20, 100):
@@ -174,6 +177,7 @@ def part_random(r, calls, most, seed=99, limit_s=60):
                 stage("%d calls in %.2f s" % (done, time.time() - start))
     job.finish()
     torch.cuda.synchronize()
+    watch.stop()
     seconds = time.time() - start
     if r.rank == 0:
         say(calls=done, of=calls, wrong=int(job.wrong.item()), large=job.large, with_zero=job.zeros,
@@ -369,11 +373,13 @@ def free_port():
 def rank_main(parts):
     names = [name for name, _ in parts]
     faulthandler.dump_traceback_later(int(os.environ.get("EP_TEST_TRACE", "50")))  # where a rank hangs
+    watch = Watch(int(os.environ.get("EP_TEST_TRACE", "50")) - 1, "+".join(names))
     r = Rank(high_priority=any(name in ("gemm", "layer", "speed") for name in names), bound="groups" in names)
     good = True
     for name, args in parts:
         stage("begins " + name)
         good = PARTS[name](r, *args) and good
+    watch.stop()
     stage("has done all")
     r.dist.destroy_process_group()
     return 0 if good else 1

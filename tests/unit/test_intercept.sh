@@ -200,6 +200,20 @@ mixed() { # one rank has the interposer off: nobody carries, nothing hangs
 }
 check "one rank alone has it on" mixed
 
+cat >"$work/layout.c" <<'C'
+#include <stddef.h>
+#include <stdio.h>
+#include "preload/intercept/agree.h"
+int main(void) {
+    return printf("%zu %zu %zu %zu %zu %zu %zu %zu %zu\n", offsetof(agree_room, pair), sizeof(agree_pair),
+                  sizeof(agree_room), offsetof(agree_pair, taken), offsetof(agree_pair, arrived),
+                  offsetof(agree_pair, written), offsetof(agree_pair, message), sizeof(agree_message),
+                  offsetof(agree_message, offer) + offsetof(agree_offer, ticket)) < 0;
+}
+C
+layout() { ${CC:-cc} -std=gnu11 -I "$src/lib" -o "$work/layout" "$work/layout.c" && diff <("$work/layout") <(python3 "$src/tests/gpu/intercept_room.py"); }
+check "a room as intercept_room.py reads it" layout
+
 # ---- a driver that fails ----
 # While a communicator is made, and while two ranks agree: NCCL carries, the results are right.
 faults() { # NAME:N...
