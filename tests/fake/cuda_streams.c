@@ -48,6 +48,7 @@ typedef struct stream {
     operation *first, **last;
     int busy, stop;
     graph *capture;
+    unsigned long long id; /* never used twice */
 } stream;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -103,7 +104,9 @@ static void *work(void *argument) {
 }
 
 static stream *stream_new(void) {
+    static atomic_int number;
     stream *s = calloc(1, sizeof *s);
+    s->id = (unsigned long long)atomic_fetch_add(&number, 1);
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->wake, NULL);
     s->last = &s->first;
@@ -362,6 +365,14 @@ EXPORT int cuStreamDestroy_v2(stream *s) {
     pthread_mutex_unlock(&s->lock);
     pthread_join(s->thread, NULL);
     free(s);
+    return 0;
+}
+/* FAKE_CUDA_STREAM_ID=no: a driver that does not tell. */
+EXPORT int cuStreamGetId(stream *s, unsigned long long *id) {
+    const char *given = getenv("FAKE_CUDA_STREAM_ID");
+    if (given != NULL && strcmp(given, "no") == 0)
+        return 801;
+    *id = stream_of(s)->id;
     return 0;
 }
 EXPORT int cuStreamQuery(stream *s) {

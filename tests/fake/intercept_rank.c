@@ -25,6 +25,7 @@ ncclResult_t ncclCommCount(ncclComm_t, int *);
 
 static int (*mem_alloc)(uintptr_t *, size_t), (*mem_free)(uintptr_t),
     (*copy)(uintptr_t, uintptr_t, size_t);
+static int (*copy_on)(uintptr_t, uintptr_t, size_t, cudaStream_t);
 static int (*stream_create)(cudaStream_t *, unsigned, int), (*sync_stream)(cudaStream_t);
 static int (*capture_begin)(cudaStream_t, int), (*capture_end)(cudaStream_t, void **);
 static int (*graph_launch)(void *, cudaStream_t);
@@ -69,6 +70,7 @@ static void open_cuda(void) {
     FIND(mem_alloc, "cuMemAlloc_v2");
     FIND(mem_free, "cuMemFree_v2");
     FIND(copy, "cuMemcpy");
+    FIND(copy_on, "cuMemcpyAsync");
     FIND(stream_create, "cuStreamCreateWithPriority");
     FIND(sync_stream, "cuStreamSynchronize");
     FIND(capture_begin, "cuStreamBeginCapture_v2");
@@ -280,6 +282,58 @@ static void late(ncclComm_t c, cudaStream_t s, uint64_t count) {
     }
 }
 
+/* Exchanges of one communicator on two streams, of which one is held up at one rank: NCCL has them
+ * one behind the other.  What is sent is written where it is held up, and what is received is
+ * overwritten there, so whoever does not wait for that is found out. */
+static void two_streams(ncclComm_t c, cudaStream_t s, uint64_t count) {
+    const int other = 1 - rank;
+    const uintptr_t slot = MOST / 4;
+    unsigned char *const old = malloc(slot), *const at = malloc(slot);
+    uintptr_t word, stale, fresh;
+    cudaStream_t stream[2] = {s, NULL};
+    MUST(stream_create(&stream[1], 1, 0));
+    MUST(mem_alloc(&word, 4096));
+    MUST(mem_alloc(&stale, slot));
+    MUST(mem_alloc(&fresh, 8 * slot));
+    memset(old, 0x5a, slot);
+    MUST(copy(stale, (uintptr_t)old, slot));
+    for (uint64_t call = 0; call < count; call++) {
+        uint64_t bytes[8];
+        const uint64_t held = next(4), n = 2 + next(7);
+        for (uint64_t i = 0; i < n; i++) {
+            bytes[i] = 1 + next(slot - 1);
+            for (uint64_t k = 0; k < bytes[i]; k++)
+                at[k] = byte_of(rank, other, 8 * call + i, k);
+            MUST(copy(fresh + i * slot, (uintptr_t)at, bytes[i]));
+        }
+        MUST(sync_stream(NULL)); /* a copy from the host returns before it has arrived */
+        if (held / 2 == (uint64_t)rank)
+            MUST(wait_value(stream[held % 2], word, (uint32_t)call + 1, 0));
+        for (uint64_t i = 0; i < n; i++) {
+            cudaStream_t on = stream[(i + next(4) / 3) % 2];
+            const uintptr_t out = send_buffer.device + i * slot, in = recv_buffer.device + i * slot;
+            MUST(copy_on(out, fresh + i * slot, bytes[i], on));
+            MUST(copy_on(in, stale, bytes[i], on));
+            MUST(ncclGroupStart());
+            MUST(ncclSend((void *)out, bytes[i], 1, other, c, on));
+            MUST(ncclRecv((void *)in, bytes[i], 1, other, c, on));
+            MUST(ncclGroupEnd());
+        }
+        usleep((useconds_t)next(3) * 700);
+        MUST(write_value(NULL, word, (uint32_t)call + 1, 0));
+        for (int i = 0; i < 2; i++)
+            MUST(sync_stream(stream[i]));
+        for (uint64_t i = 0; i < n; i++) {
+            MUST(copy((uintptr_t)at, recv_buffer.device + i * slot, bytes[i]));
+            for (uint64_t k = 0; k < bytes[i]; k++)
+                if (at[k] != byte_of(other, rank, 8 * call + i, k))
+                    fail("wrong byte", (long)k, (long)(8 * call + i));
+        }
+    }
+    free(at);
+    free(old);
+}
+
 /* A program that frees its memory and gets other memory at the same address. */
 static void renew(ncclComm_t c, cudaStream_t s, uint64_t count) {
     for (uint64_t call = 0; call < count; call++) {
@@ -422,6 +476,8 @@ int main(int argc, char **argv) {
         mismatch(c, s, count);
     else if (strcmp(what, "late") == 0)
         late(c, s, count);
+    else if (strcmp(what, "streams") == 0)
+        two_streams(c, s, count);
     else if (strcmp(what, "renew") == 0)
         renew(c, s, count);
     else if (strcmp(what, "codes") == 0)

@@ -156,6 +156,10 @@ check "everything carried" arrives 3 random 30 "${least[@]}" EP_OVERLAP_INTERPOS
 check "a driver that takes words one by one" arrives 3 random 30 "${least[@]}" FAKE_CUDA_BATCH=no
 check "what stands in a row is one call" arrives 2 random 30 "${least[@]}" FAKE_CUDA_BATCH=only EP_OVERLAP_INTERPOSE_LEAST=1
 check "the default stream" arrives 2 default 20 "${least[@]}"
+# (a late rank's exchange would go to the stand-in NCCL, whose calls wait for the stream that is held up)
+two=("${least[@]}" EP_OVERLAP_INTERPOSE_LEAST=1 EP_OVERLAP_INTERPOSE_WAIT=10000000)
+check "a communicator on two streams, of which one is held up" arrives 2 streams 60 "${two[@]}"
+check "a driver that does not tell streams apart" arrives 2 streams 20 "${two[@]}" FAKE_CUDA_STREAM_ID=no
 check "graphs captured at different calls" arrives 3 graph 12 "${least[@]}"
 check "splits" arrives 3 split 8 "${least[@]}"
 check "forks" ends_well 2 fork 6 "${least[@]}"

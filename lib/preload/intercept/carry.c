@@ -324,15 +324,26 @@ static ncclResult_t move_all(job *j) {
     return ncclSuccess;
 }
 
+/* Where the exchange before this one stands on another stream, this one comes behind it. */
+static ncclResult_t follow_last(job *j) {
+    channel *ch = j->ch;
+    unsigned long long id = 0;
+    const bool told = ch->cu->stream_id != NULL && ch->cu->stream_id(j->side, &id) == 0;
+    if (!told || id != ch->last_stream)
+        TRY(ch, ch->cu->stream_wait(j->side, ch->last, 0));
+    ch->last_stream = told ? id : UINT64_MAX;
+    return ncclSuccess;
+}
+
 /* NCCL's part runs beside ours, which has a stream of its own then. */
 static ncclResult_t choose_side(job *j) {
     channel *ch = j->ch;
     j->side = j->mixed ? ch->side : j->stream;
-    if (!j->mixed)
-        return ncclSuccess;
-    TRY(ch, ch->cu->event_record(ch->fork, j->stream));
-    TRY(ch, ch->cu->stream_wait(ch->side, ch->fork, 0));
-    return ncclSuccess;
+    if (j->mixed) {
+        TRY(ch, ch->cu->event_record(ch->fork, j->stream));
+        TRY(ch, ch->cu->stream_wait(ch->side, ch->fork, 0));
+    }
+    return follow_last(j);
 }
 
 /* ---- a group ---- */

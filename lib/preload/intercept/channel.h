@@ -71,6 +71,7 @@ struct channel {
     channel_peer peer[AGREE_RANKS];
     cu_stream self, side;      /* copies inside this GPU; all of ours, where NCCL has a part, too */
     cu_event fork, join, last; /* last: the end of what stands on the program's streams */
+    uint64_t last_stream;      /* that it was recorded on: the driver's number */
     atomic_uint holders;       /* the communicator, and who looks at it now */
     bool ended;                /* nothing more comes onto the streams; under `lock` */
     atomic_bool aborted, stop;

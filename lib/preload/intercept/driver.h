@@ -76,9 +76,11 @@ _Static_assert(sizeof(cu_word_operation) == 48, "six words of 64 bits, as the dr
     X(capturing, "cuStreamIsCapturing", (cu_stream, int *))                                        \
     X(capture_mode, "cuThreadExchangeStreamCaptureMode", (int *))
 
-/* For a kernel of ours, the recorder's marks and words in a row: NULL where there is none. */
+/* For a kernel of ours, the recorder's marks, words in a row and to tell a stream from another that
+ * had its handle: NULL where there is none. */
 #define EPO_DRIVER_OPTIONAL(X)                                                                     \
     X(batch, "cuStreamBatchMemOp_v2", (cu_stream, unsigned, cu_word_operation *, unsigned))        \
+    X(stream_id, "cuStreamGetId", (cu_stream, unsigned long long *))                               \
     X(set32, "cuMemsetD32Async", (cu_pointer, unsigned, size_t, cu_stream))                        \
     X(device_get, "cuCtxGetDevice", (int *))                                                       \
     X(device_attribute, "cuDeviceGetAttribute", (int *, int, int))                                 \
