@@ -202,7 +202,7 @@ typedef struct epo_exchange {
 typedef enum epo_gemm_kind {
     EPO_GEMM_FORWARD = 0, /* c[m][n]  = a[m][k] b[n][k]^T         */
     EPO_GEMM_DGRAD = 1,   /* c[m][k]  = a[m][n] b[n][k]           */
-    EPO_GEMM_WGRAD = 2    /* c[n][k] += a[m][n]^T b[m][k], sum over m */
+    EPO_GEMM_WGRAD = 2    /* c[n][k] += a[m][n]^T b[m][k], sum over m; fresh: c = */
 } epo_gemm_kind;
 /* One GEMM per expert of [first, first+count).  m is that expert's rows.  Operand
  * bases are those of expert-major arrays (rows at row_first[e]) or of weight
@@ -217,6 +217,7 @@ typedef struct epo_gemm {
     int n, k;
     const uint64_t *row_first, *row_count;
     int first, count;
+    bool fresh; /* WGRAD: c is written, and not read; zeros where an expert has no rows */
     /* The same numbers in ordinary memory, for a backend whose operation memory the
      * CPU cannot read; NULL: row_first and row_count are ordinary memory. */
     const uint64_t *cpu_first, *cpu_count;

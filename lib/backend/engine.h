@@ -77,6 +77,7 @@ typedef struct epo_engine {
     epo_status (*layer_destroy)(epo_layer *layer);
     epo_status (*layer_bytes)(const epo_layer *layer, const epo_plan *plan, epo_layer_memory *out);
     epo_status (*layer_wgrad_flush)(epo_layer *layer, epo_stream stream);
+    epo_status (*layer_wgrad_begin)(epo_layer *layer);
     epo_status (*forward)(epo_layer *layer, epo_plan *plan, const void *x, void *y,
                           epo_saved **saved, epo_stream stream);
     epo_status (*backward)(epo_layer *layer, epo_saved *saved, const void *dy, void *dx,

@@ -377,7 +377,7 @@ typedef struct epo_layer_config {
     epo_dtype wgrad_type; /* of dw1 and dw2: the row type, or EPO_F32 */
     const void *w1;       /* [El][2F][H], the caller's */
     const void *w2;       /* [El][H][F] */
-    void *dw1;            /* gradients, added to (+=); NULL: no weight gradients */
+    void *dw1;            /* gradients, added to (+=, but see epo_layer_wgrad_begin); NULL: none */
     void *dw2;
     /* Called on the caller's thread, inside a call of this library, when the weight
      * gradients of one backward call are in dw1 and dw2, or, on CUDA, will be in the
@@ -425,6 +425,12 @@ EPO_API epo_status epo_backward(epo_layer *layer, epo_saved *saved, const void *
                                 float *dweights, epo_stream stream);
 /* Drop what a forward saved when no backward follows.  NULL is accepted. */
 EPO_API void epo_saved_release(epo_saved *saved);
+/* The layer's next backward call puts its weight gradients into dw1 and dw2 in place of what
+ * is there, which is not read: the first micro-batch of a step needs no cleared arrays, and its
+ * gradients pass through memory once, not three times.  Experts without rows get zeros.  For
+ * that call alone (a captured one: at each replay); again before it is as once.  EPO_E_STATE
+ * for a layer without dw1 and dw2. */
+EPO_API epo_status epo_layer_wgrad_begin(epo_layer *layer);
 /* All delayed weight gradients of the layer (or of the group) are in dw1 and dw2
  * when this returns (host) or in stream order (CUDA). */
 EPO_API epo_status epo_layer_wgrad_flush(epo_layer *layer, epo_stream stream);

@@ -38,6 +38,7 @@ const epo_engine moe_engine = {
     .layer_destroy = moe_layer_destroy,
     .layer_bytes = moe_layer_bytes,
     .layer_wgrad_flush = moe_layer_wgrad_flush,
+    .layer_wgrad_begin = moe_layer_wgrad_begin,
     .forward = moe_forward,
     .backward = moe_backward,
     .saved_release = moe_saved_release,

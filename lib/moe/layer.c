@@ -93,6 +93,19 @@ epo_status moe_layer_wgrad_flush(epo_layer *layer, epo_stream stream) {
     return moe_wgrad_flush(layer->group, layer, stream);
 }
 
+epo_status moe_layer_wgrad_begin(epo_layer *layer) {
+    if (layer == NULL)
+        return epo_fail(EPO_E_ARG, "layer_wgrad_begin: layer is NULL");
+    if (layer->config.dw1 == NULL)
+        return epo_fail(EPO_E_STATE,
+                        "layer_wgrad_begin: the layer has no dw1 and dw2, which "
+                        "would be written; %s",
+                        layer->config.expert != NULL ? "its gradients are its experts' own"
+                                                     : "give them to epo_layer_create");
+    layer->wgrad_fresh = true;
+    return EPO_OK;
+}
+
 epo_status moe_group_wgrad_flush(epo_group *group, epo_stream stream) {
     if (group == NULL)
         return epo_fail(EPO_E_ARG, "group_wgrad_flush: group is NULL");

@@ -389,6 +389,7 @@ struct epo_layer {
     epo_layer_config config;
     int local;
     uint64_t microbatch; /* of the next backward */
+    bool wgrad_fresh;    /* ... whose weight gradients replace what is in dw1 and dw2 */
     int wgrads;          /* entries in the group's queue */
     int saved;
 };
@@ -442,6 +443,7 @@ struct moe_wgrad {
     int own_last;
     int gemms, counted; /* all, and those that the figures hold */
     bool issued, told;  /* told: wgrad_ready was called */
+    bool fresh;         /* c =, not c += */
     epo_queue *queue;   /* where its GEMMs run */
     epo_event *end;     /* NULL: `done` tells the end */
     int finished, done; /* atomic; set by the queue: GEMMs, all of them */
@@ -510,6 +512,7 @@ epo_status moe_layer_create(epo_group *group, const epo_layer_config *config, ep
 epo_status moe_layer_destroy(epo_layer *layer);
 epo_status moe_layer_bytes(const epo_layer *layer, const epo_plan *plan, epo_layer_memory *out);
 epo_status moe_layer_wgrad_flush(epo_layer *layer, epo_stream stream);
+epo_status moe_layer_wgrad_begin(epo_layer *layer);
 epo_status moe_forward(epo_layer *layer, epo_plan *plan, const void *x, void *y, epo_saved **saved,
                        epo_stream stream);
 epo_status moe_backward(epo_layer *layer, epo_saved *saved, const void *dy, void *dx,

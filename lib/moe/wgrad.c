@@ -27,6 +27,8 @@ epo_status moe_wgrad_make(epo_layer *layer, epo_plan *plan, moe_wgrad **out) {
             return status;
         }
     }
+    w->fresh = layer->wgrad_fresh;
+    layer->wgrad_fresh = false;
     moe_plan_retain(plan);
     *out = w;
     return EPO_OK;
@@ -62,6 +64,7 @@ static epo_status issue_gemms(moe_wgrad *w, int first, int count, const epo_read
                      .k = c->ffn,
                      .row_first = w->plan->op_first,
                      .row_count = w->plan->op_count,
+                     .fresh = w->fresh,
                      .beside = g->overlap,
                      .lends = w->lends,
                      .lent = w->lent,
@@ -105,10 +108,10 @@ epo_status moe_wgrad_issue(moe_wgrad *w, int first, int last, const epo_ready *w
     if (!apart)
         return issue_gemms(w, first, last - first, wait, chunk);
     for (int e = first; e < last && status == EPO_OK; e++)
-        if (w->plan->count[e] > 0) {
+        if (w->plan->count[e] > 0 || w->fresh) {
             epo_deps deps = moe_deps("wgrad count", EPO_INTERVAL_COMPUTE, chunk);
             status = issue_gemms(w, e, 1, wait, chunk);
-            if (status == EPO_OK)
+            if (status == EPO_OK && w->plan->count[e] > 0)
                 status = g->ops->call(w->queue, count_finished, &w->finished, &deps);
         }
     return status;

@@ -398,6 +398,11 @@ epo_status epo_layer_wgrad_flush(epo_layer *layer, epo_stream stream) {
     return CALL(layer, layer_wgrad_flush, layer, stream);
 }
 
+epo_status epo_layer_wgrad_begin(epo_layer *layer) {
+    NEED_A(LAYER, layer);
+    return CALL(layer, layer_wgrad_begin, layer);
+}
+
 epo_status epo_schedule_run(epo_group *group, const epo_schedule *schedule, epo_stream stream) {
     epo_schedule full = EPO_SCHEDULE_INIT;
     NEED_A(GROUP, group);

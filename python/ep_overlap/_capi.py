@@ -127,6 +127,7 @@ _SIGNATURES = {
     "epo_forward": [c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_void_p), c_void_p],
     "epo_backward": [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p],
     "epo_layer_wgrad_flush": [c_void_p, c_void_p],
+    "epo_layer_wgrad_begin": [c_void_p],
 }
 
 _library: Optional[ctypes.CDLL] = None

@@ -153,16 +153,21 @@ class MoELayer(torch.nn.Module):
                                    "name %s in _ddp_params_and_buffers_to_ignore" % " and ".join(names))
 
     def _offer_gradients(self) -> None:
-        """w.grad is the array that the library adds to: zero again where somebody dropped it."""
+        """w.grad is the array that the library adds to, or writes where somebody dropped them all."""
+        fresh = []
         for w, g in zip((self.w1, self.w2), self._grads):
             if hasattr(w, "main_grad"):
                 continue
             if w.grad is None:
-                g.zero_()
+                fresh.append(g)
                 w.grad = g
             elif w.grad.data_ptr() != g.data_ptr():
                 g.copy_(w.grad)
                 w.grad = g
+        if len(fresh) == 2:
+            c.check(c.library().epo_layer_wgrad_begin(self.handle))
+        elif fresh:
+            fresh[0].zero_()
 
     def _gradients_came(self) -> None:
         self._pending = True

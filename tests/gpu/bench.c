@@ -12,6 +12,7 @@
  *                 delayed is shared by as many
  *     -l LABEL    in the table and in JSON
  *     -t          prints a timeline of each arm's queues
+ *     -f          each backward's weight gradients are fresh ones: written, not added
  *     -c          prints where the CPU time of each arm's calls goes
  *
  * Rank r is a thread on GPU r. All arms are measured in turns in one run; figures are
@@ -203,6 +204,13 @@ static bool arm_plan(bench_rank *b, int a, int rep) {
     return true;
 }
 
+static bool backward_issue(bench_rank *b, bench_one *o, epo_saved *saved) {
+    if (bench.fresh && !bench_must(bench.engine->layer_wgrad_begin(o->layer), "wgrad_begin"))
+        return false;
+    return bench_must(bench.engine->backward(o->layer, saved, b->dy, b->dx, b->dweights, b->stream),
+                      "backward");
+}
+
 /* Calls of forward, or of forward and backward with the flush of what was
  * delayed, so that a delayed gradient is paid for. */
 static bool arm_run(bench_rank *b, int a, int rep, bool backward) {
@@ -221,9 +229,7 @@ static bool arm_run(bench_rank *b, int a, int rep, bool backward) {
         const double middle = bench_now_us();
         if (!backward)
             bench.engine->saved_release(saved);
-        else if (!bench_must(
-                     bench.engine->backward(o->layer, saved, b->dy, b->dx, b->dweights, b->stream),
-                     "backward"))
+        else if (!backward_issue(b, o, saved))
             return false;
         cpu[0] += middle - t;
         cpu[1] += bench_now_us() - middle;
@@ -248,8 +254,7 @@ static bool pass_pair(bench_rank *b, int a) {
     epo_saved *saved = NULL;
     return bench_must(bench.engine->forward(o->layer, o->plan, b->x, b->y, &saved, b->stream),
                       "forward") &&
-           bench_must(bench.engine->backward(o->layer, saved, b->dy, b->dx, b->dweights, b->stream),
-                      "backward") &&
+           backward_issue(b, o, saved) &&
            bench_must(bench.engine->group_wgrad_flush(o->group, b->stream), "flush");
 }
 
@@ -428,7 +433,7 @@ static bool parse(int argc, char **argv) {
     int devices = 0;
     s->repeats = 9;
     bool ok = parse_arms(default_arms);
-    for (int c; ok && (c = getopt(argc, argv, "a:w:l:n:tc")) != -1;)
+    for (int c; ok && (c = getopt(argc, argv, "a:w:l:n:tcf")) != -1;)
         switch (c) {
         case 'a': ok = parse_arms(optarg); break;
         case 'w':
@@ -442,12 +447,14 @@ static bool parse(int argc, char **argv) {
             break;
         case 't': bench.timeline = true; break;
         case 'c': bench.cpu = true; break;
+        case 'f': bench.fresh = true; break;
         default: ok = false;
         }
     if (!ok || argc - optind < 6) {
-        fprintf(stderr,
-                "usage: bench [-a ARM,...] [-w fp32|bf16] [-n CALLS] [-l LABEL] [-t] [-c] RANKS "
-                "TOKENS HIDDEN FFN EXPERTS TOP_K [REPEATS]\n");
+        fprintf(
+            stderr,
+            "usage: bench [-a ARM,...] [-w fp32|bf16] [-n CALLS] [-l LABEL] [-t] [-c] [-f] RANKS "
+            "TOKENS HIDDEN FFN EXPERTS TOP_K [REPEATS]\n");
         return false;
     }
     for (int i = optind; i < argc && i - optind < 7; i++)

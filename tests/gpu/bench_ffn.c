@@ -44,6 +44,7 @@ static epo_status ffn_gemm(const bench_ffn *f, epo_gemm_kind kind, const void *a
                   .k = k,
                   .row_first = f->op_first,
                   .row_count = f->op_count,
+                  .fresh = bench.fresh,
                   .first = piece * local / pieces,
                   .cpu_first = f->first,
                   .cpu_count = f->count,

@@ -109,10 +109,10 @@ static void report_arm(int a, int base, double rate, double ffn, double ffn_both
 void bench_report(double rate) {
     const bench_shape *s = &bench.shape;
     const double ffn = median(bench.ffn_forward, NULL), both = median(bench.ffn_both, NULL);
-    printf("# %s\n# %s: %d ranks, T %d H %d F %d E %d K %d bf16, weight gradients %s; peer copy "
+    printf("# %s\n# %s: %d ranks, T %d H %d F %d E %d K %d bf16, weight gradients %s%s; peer copy "
            "%.0f GB/s\n",
            bench.versions, bench.label, s->ranks, s->tokens, s->hidden, s->ffn, s->experts,
-           s->top_k, test_type(bench.wgrad_type), rate);
+           s->top_k, test_type(bench.wgrad_type), bench.fresh ? ", fresh" : "", rate);
     printf("# FFN alone: forward %.3f ms (in four pieces %.3f, as a chain of four parts %.3f), "
            "forward + backward %.3f ms\n",
            ffn, median(bench.ffn_pieces, NULL), median(bench.ffn_chain, NULL), both);

@@ -147,6 +147,9 @@ static void memory_close(rank_state *s) {
 }
 
 /* Weights and rows by the stream's order; outputs poisoned. */
+/* Every third layer's gradients are written in the place of NaN; the others' are added. */
+static bool fresh(const ref_case *c) { return c->seed % 3 == 0; }
+
 static void inputs_send(rank_state *s, const ref_case *c) {
     const uint64_t n = test_weights(c), size = test_size(c->type), wsize = test_size(c->wgrad_type);
     char *w1 = s->stage, *w2 = w1 + 2 * n * 4;
@@ -158,8 +161,9 @@ static void inputs_send(rank_state *s, const ref_case *c) {
     test_send(s->a.w2, w2, n * size, s->stream);
     test_stage_send(c, s->rank, &stage, &s->a, s->stream);
     test_outputs_poison(c, s->rank, 0xff, &s->a, s->stream);
-    TEST_CUDA(cudaMemsetAsync(s->a.dw1, 0, 2 * n * wsize, s->stream));
-    TEST_CUDA(cudaMemsetAsync(s->a.dw2, 0, n * wsize, s->stream));
+    const int before = fresh(c) ? 0xff : 0;
+    TEST_CUDA(cudaMemsetAsync(s->a.dw1, before, 2 * n * wsize, s->stream));
+    TEST_CUDA(cudaMemsetAsync(s->a.dw2, before, n * wsize, s->stream));
 }
 
 static epo_status group_open(rank_state *s) {
@@ -189,6 +193,8 @@ static epo_status layer_issue(rank_state *s, const ref_case *c, epo_layer **laye
     const epo_routing r = test_routing(c, s->rank, s->a.experts, s->a.weights);
     epo_plan *plan = NULL;
     epo_status status = e->layer_create(s->group, &lc, layer);
+    if (status == EPO_OK && fresh(c))
+        status = e->layer_wgrad_begin(*layer);
     if (status == EPO_OK)
         status = test_pass(e, s->buffer, *layer, &r, &s->a, s->stream, &plan);
     if (status == EPO_OK)

@@ -163,6 +163,7 @@ static epo_status layer_bytes(const epo_layer *l, const epo_plan *p, epo_layer_m
     return (void)l, (void)p, NOTE();
 }
 static epo_status layer_wgrad_flush(epo_layer *l, epo_stream s) { return (void)l, (void)s, NOTE(); }
+static epo_status layer_wgrad_begin(epo_layer *l) { return (void)l, NOTE(); }
 static epo_status forward(epo_layer *l, epo_plan *p, const void *x, void *y, epo_saved **saved,
                           epo_stream s) {
     return (void)l, (void)p, (void)x, (void)y, (void)saved, (void)s, NOTE();
@@ -209,6 +210,7 @@ static const epo_engine table = {
     .layer_destroy = layer_destroy,
     .layer_bytes = layer_bytes,
     .layer_wgrad_flush = layer_wgrad_flush,
+    .layer_wgrad_begin = layer_wgrad_begin,
     .forward = forward,
     .backward = backward,
     .saved_release = saved_release,

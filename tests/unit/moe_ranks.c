@@ -258,7 +258,13 @@ static void make_layer(rank_run *r) {
         config.wgrad_ready = own_ready;
         config.ctx = r;
     }
+    if (how->fresh) { /* what is there is not read */
+        memset(config.dw1, 0xff, 2 * stack * type_size(how->wgrad_type));
+        memset(config.dw2, 0xff, stack * type_size(how->wgrad_type));
+    }
     EXPECT(r->rank, r->rank->engine->layer_create(r->group, &config, &r->layer) == EPO_OK);
+    if (how->fresh && r->layer != NULL)
+        EXPECT(r->rank, r->rank->engine->layer_wgrad_begin(r->layer) == EPO_OK);
 }
 
 static bool make_buffer(rank_run *r) {

@@ -215,6 +215,8 @@ static void layer_calls(void) {
     CU_ASSERT_STRING_EQUAL(fake.last, "saved_release");
     REFUSED(epo_layer_wgrad_flush(NULL, NULL), "layer");
     REACHES(epo_layer_wgrad_flush(layer, NULL), "layer_wgrad_flush");
+    REFUSED(epo_layer_wgrad_begin(NULL), "layer");
+    REACHES(epo_layer_wgrad_begin(layer), "layer_wgrad_begin");
 }
 
 /* An older program's struct ends earlier: the rest has its defaults, and nothing

@@ -107,6 +107,7 @@ static void nothing_at_all(void) {
     REFUSED(epo_forward(NULL, NULL, NULL, NULL, NULL, NULL), EPO_E_ARG, "NULL");
     REFUSED(epo_backward(NULL, NULL, NULL, NULL, NULL, NULL), EPO_E_ARG, "NULL");
     REFUSED(epo_layer_wgrad_flush(NULL, NULL), EPO_E_ARG, "NULL");
+    REFUSED(epo_layer_wgrad_begin(NULL), EPO_E_ARG, "NULL");
     REFUSED(epo_group_wgrad_flush(NULL, NULL), EPO_E_ARG, "NULL");
     REFUSED(epo_schedule_run(NULL, NULL, NULL), EPO_E_ARG, "NULL");
     REFUSED(epo_group_stats(NULL, NULL, 0), EPO_E_ARG, "NULL");
@@ -246,6 +247,7 @@ static void twice_is_told_and_harmless(void) {
     CU_ASSERT_EQUAL(epo_layer_destroy(o->layer), EPO_OK);
     REFUSED(epo_layer_destroy(o->layer), EPO_E_ARG, "this layer does not exist");
     REFUSED(epo_layer_wgrad_flush(o->layer, NULL), EPO_E_ARG, "destroyed before");
+    REFUSED(epo_layer_wgrad_begin(o->layer), EPO_E_ARG, "destroyed before");
     REFUSED(epo_backward(o->layer, NULL, o->x, o->y, NULL, NULL), EPO_E_ARG, "this layer");
     CU_ASSERT_EQUAL(epo_buffer_destroy(o->buffer), EPO_OK);
     REFUSED(epo_buffer_destroy(o->buffer), EPO_E_ARG, "this buffer does not exist");

@@ -314,6 +314,8 @@ static void without_gradients_rank(moe_rank *rank) {
     tools_open(&t, rank);
     layer_open(&t, &with, true);
     layer_open(&t, &without, false);
+    EXPECT(rank, t.e->layer_wgrad_begin(without.layer) == EPO_E_STATE);
+    EXPECT(rank, strstr(t.e->error(), "has no dw1 and dw2") != NULL);
     backward(&t, &with, 0, forward(&t, &with, 0, &a), &a);
     backward(&t, &without, 0, forward(&t, &without, 0, &b), &b);
     EXPECT(rank, memcmp(&a, &b, sizeof a) == 0);

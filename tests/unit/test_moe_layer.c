@@ -28,7 +28,7 @@ static bool all_ways(const moe_case *c, epo_dispatcher dispatcher, const int *ch
                      int align, bool in_place, bool tiny) {
     epo_dtype wgrad = c->type == EPO_F32 || c->seed % 2 == 0 ? EPO_F32 : c->type;
     moe_how serial = {dispatcher,    0, 0,    0, wgrad, align, 0, in_place, false,
-                      EPO_SAVE_ROWS, 0, NULL, 0, NULL};
+                      EPO_SAVE_ROWS, 0, NULL, 0, NULL,  false};
     moe_answer answer;
     moe_result first, other;
     moe_reference(c, &answer);
@@ -65,6 +65,47 @@ static void every_way_gives_the_same_bits(void) {
                 CU_ASSERT(all_ways(&c, (epo_dispatcher)d, chunks, 4, 0, false, false));
                 moe_case_free(&c);
             }
+}
+
+/* What lies in dw1 and dw2 before, NaN, is not read, the batches behind the first are added, and
+ * experts without rows have zeros. */
+static void a_step_begins_with_fresh_gradients(void) {
+    for (int i = 0; i < 3 * 2 * 2 * CASE_STYLES; i++) {
+        moe_case c = {.seed = (uint64_t)(500 + i),
+                      .ranks = 1 + i % 3,
+                      .experts = 8 * (1 + i % 3),
+                      .hidden = 20,
+                      .ffn = 12,
+                      .top_k = 2,
+                      .batches = 1 + i % 2,
+                      .max_tokens = 9,
+                      .type = (epo_dtype)(i % 3),
+                      .style = (case_style)(i / 12)};
+        moe_case_fill(&c);
+        const size_t stack = (size_t)c.experts * (size_t)c.ffn * (size_t)c.hidden;
+        memset(c.dw1, 0, 2 * stack * sizeof *c.dw1);
+        memset(c.dw2, 0, stack * sizeof *c.dw2);
+        moe_answer answer;
+        moe_reference(&c, &answer);
+        for (int way = 0; way < 6;
+             way++) { /* serial, overlapped, delayed; in fp32 and the rows' type */
+            moe_how how = {.dispatcher = i / 6 % 2 ? EPO_DISPATCH_FLEX : EPO_DISPATCH_ALLTOALL,
+                           .overlap = way / 2 > 0,
+                           .delay = way / 2 > 1,
+                           .chunks = way / 2 > 0 ? 3 : 0,
+                           .wgrad_type = way % 2 ? c.type : EPO_F32,
+                           .fresh = true};
+            moe_result fresh, cleared;
+            CU_ASSERT(right(&c, &how, &answer, true, &fresh));
+            how.fresh = false;
+            CU_ASSERT(right(&c, &how, &answer, true, &cleared));
+            CU_ASSERT(moe_agrees(&c, &how, &cleared, &fresh));
+            moe_result_free(&fresh);
+            moe_result_free(&cleared);
+        }
+        moe_answer_free(&answer);
+        moe_case_free(&c);
+    }
 }
 
 static void wider_rows_agree_too(void) {
@@ -133,6 +174,7 @@ int main(void) {
     const CU_TestInfo tests[] = {
         {"serial, overlapped, delayed: the same bits", every_way_gives_the_same_bits},
         {"wider rows agree too", wider_rows_agree_too},
+        {"a step begins with fresh gradients", a_step_begins_with_fresh_gradients},
         {"shapes at the edges", shapes_at_the_edges},
         {"random layers agree with the reference", random_layers_agree_with_the_reference},
         CU_TEST_INFO_NULL,

@@ -236,6 +236,12 @@ static epo_status blas_join(epo_queue *q, const char *phase) {
 epo_status gpu_blas_gemm(epo_queue *q, const epo_gemm *g, const uint64_t *first,
                          const uint64_t *count, const char *phase) {
     epo_status status = q->blas == NULL ? blas_open(q) : EPO_OK;
+    if (status == EPO_OK && g->kind == EPO_GEMM_WGRAD && g->fresh) {
+        const uint64_t one = (uint64_t)g->n * (uint64_t)g->k * type_bytes(g->c_type);
+        GPU_TRY(q->be, phase,
+                cudaMemsetAsync((char *)g->c + (uint64_t)g->first * one, 0,
+                                (uint64_t)g->count * one, q->stream));
+    }
     if (status == EPO_OK)
         status = blas_fork(q, phase);
     for (int e = g->first, lane = 0; e < g->first + g->count && status == EPO_OK; e++) {

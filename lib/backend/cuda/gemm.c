@@ -77,7 +77,7 @@ epo_gg gpu_gemm_shape(const epo_gemm *g) {
     gg.kind = kinds[g->kind];
     gg.type = g->type;
     gg.c_type = g->c_type;
-    gg.accumulate = 1;
+    gg.accumulate = !g->fresh;
     gg.n = g->n;
     gg.k = g->k;
     gg.experts = last;

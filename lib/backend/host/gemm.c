@@ -122,10 +122,13 @@ static const float *operand(const host_worker *w, const void *base, uint64_t at,
 
 static bool gemm_expert(host_worker *w, const epo_gemm *g, int e) {
     uint64_t m = g->row_count[e];
-    if (m == 0)
-        return true;
+    const bool fresh = g->kind == EPO_GEMM_WGRAD && g->fresh;
     epo_dtype c_type = g->kind == EPO_GEMM_WGRAD ? g->c_type : g->type;
     gemm_sizes size = gemm_sizes_of(g, m), at = gemm_offsets(g, e);
+    if (fresh && (m == 0 || c_type == EPO_F32))
+        memset((char *)g->c + at.c * host_type_size(c_type), 0, size.c * host_type_size(c_type));
+    if (m == 0)
+        return true;
     uint64_t need = (g->type != EPO_F32 ? size.a + size.b : 0) + (c_type != EPO_F32 ? size.c : 0);
     if (!scratch_reserve(w, need))
         return false;
@@ -136,7 +139,9 @@ static bool gemm_expert(host_worker *w, const epo_gemm *g, int e) {
         sgemm(g, (int)m, a, b, (float *)g->c + at.c);
         return true;
     }
-    if (g->kind == EPO_GEMM_WGRAD)
+    if (fresh)
+        memset(room, 0, size.c * sizeof *room);
+    else if (g->kind == EPO_GEMM_WGRAD)
         gemm_load(w, room, g->c, at.c, size.c, c_type);
     sgemm(g, (int)m, a, b, room);
     gemm_store(w, g->c, at.c, room, size.c, c_type);
