@@ -249,11 +249,17 @@ __global__ void __launch_bounds__(kPlaceThreads)
     write_meta(p, start, from, past);
 }
 
-/* A thread per (received row, slot). */
-__global__ void __launch_bounds__(256) flex_receive(const __grid_constant__ epo_flex_receive in) {
+/* A thread per (received row, slot).  Of a group that broke the meta rows may never have come:
+ * then no row goes anywhere, as what is queued already must not follow an earlier plan's. */
+__global__ void __launch_bounds__(256)
+    flex_receive(const __grid_constant__ epo_flex_receive in, const uint32_t *late) {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (int64_t)in.received * in.top_k)
         return;
+    if (*reinterpret_cast<const volatile uint32_t *>(late) != 0) {
+        in.back[i] = -1;
+        return;
+    }
     const int32_t m = (int32_t)(i / in.top_k);
     int s = 0;
     while (s + 1 < in.ranks && in.base[s + 1] <= m)
@@ -320,7 +326,8 @@ extern "C" cudaError_t gpu_flex_place(cudaStream_t stream, const gpu_flex_plan *
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t gpu_flex_receive(cudaStream_t stream, const epo_flex_receive *in) {
+extern "C" cudaError_t gpu_flex_receive(cudaStream_t stream, const epo_flex_receive *in,
+                                        const uint32_t *late) {
     const uint64_t items = in->received * (uint64_t)in->top_k;
     cudaError_t e = cudaSuccess;
     if (in->rows > 0)
@@ -329,7 +336,7 @@ extern "C" cudaError_t gpu_flex_receive(cudaStream_t stream, const epo_flex_rece
         e = cudaMemsetAsync(in->weight, 0, in->rows * sizeof *in->weight, stream);
     if (e != cudaSuccess || items == 0)
         return e;
-    flex_receive<<<(unsigned)((items + 255) / 256), 256, 0, stream>>>(*in);
+    flex_receive<<<(unsigned)((items + 255) / 256), 256, 0, stream>>>(*in, late);
     return cudaGetLastError();
 }
 

@@ -46,8 +46,9 @@ cudaError_t gpu_flex_count(cudaStream_t stream, const gpu_flex_plan *p);
 /* Totals of the columns from `first` on, to mapped host memory. */
 cudaError_t gpu_flex_totals(cudaStream_t stream, const gpu_flex_plan *p, int first, uint32_t *out);
 cudaError_t gpu_flex_place(cudaStream_t stream, const gpu_flex_plan *p);
-/* base, target and returns: here device memory. */
-cudaError_t gpu_flex_receive(cudaStream_t stream, const epo_flex_receive *in);
+/* base, target and returns: here device memory.  *late, the device's, is set before a wait for
+ * what does not come is released. */
+cudaError_t gpu_flex_receive(cudaStream_t stream, const epo_flex_receive *in, const uint32_t *late);
 
 #ifdef __cplusplus
 }
