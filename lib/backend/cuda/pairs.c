@@ -174,21 +174,42 @@ static void make_free(void *ctx) {
     free(m);
 }
 
+enum { MAKE_RANKS = 256 };
+#define MAKE_SILENT_S 1.0
+
 typedef struct make_wait {
     epo_backend *be;
     const epo_peers *members;
     double since;
     bool warned;
+    /* Of each member's life, heard here: the watchdog may be held up in CUDA by what NCCL does
+     * meanwhile. */
+    uint64_t sign[MAKE_RANKS];
+    double heard[MAKE_RANKS];
 } make_wait;
+
+static int wait_member(const make_wait *w, int i) {
+    return w->members->first + i * w->members->step;
+}
+
+static void wait_listen(make_wait *w, double now) {
+    for (int i = 0; i < w->members->count && i < MAKE_RANKS; i++) {
+        const uint64_t sign = gpu_meet_sign(w->be->meet, wait_member(w, i));
+        if (w->heard[i] > 0 && sign == w->sign[i])
+            continue;
+        w->sign[i] = sign;
+        w->heard[i] = now;
+    }
+}
 
 /* All ranks came here, as they had an allgather just before; what is amiss, NCCL knows, unless
  * one's process stands still. */
 static void wait_describe(const make_wait *w, double age, char *text, size_t size) {
     char still[80] = "";
-    for (int i = 0; i < w->members->count && still[0] == '\0'; i++) {
-        const int r = w->members->first + i * w->members->step;
-        const double silence = r != w->be->rank ? gpu_watch_silence(w->be, r) : 0;
-        if (silence > 0)
+    for (int i = 0; i < w->members->count && i < MAKE_RANKS && still[0] == '\0'; i++) {
+        const int r = wait_member(w, i);
+        const double silence = gpu_now() - w->heard[i];
+        if (r != w->be->rank && silence > MAKE_SILENT_S)
             snprintf(still, sizeof still, "no sign of life from rank %d for %.0f s; ", r, silence);
     }
     snprintf(text, size,
@@ -202,11 +223,12 @@ static void wait_describe(const make_wait *w, double age, char *text, size_t siz
 static epo_status make_look(void *asks) {
     make_wait *w = asks;
     const epo_backend *be = w->be;
-    const double age = gpu_now() - w->since;
+    const double now = gpu_now(), age = now - w->since;
     char text[512], who[200];
     epo_status status = gpu_meet_failed(be->meet, text, sizeof text);
+    wait_listen(w, now);
     for (int i = 0; i < w->members->count && status == EPO_OK; i++) {
-        const int r = w->members->first + i * w->members->step;
+        const int r = wait_member(w, i);
         if (!gpu_meet_lost(be->meet, r, who, sizeof who))
             continue;
         snprintf(text, sizeof text, "%s; rank %d waited for it in NCCL's making a communicator",
@@ -227,7 +249,7 @@ static epo_status make_look(void *asks) {
 static epo_status pairs_make_comm(epo_backend *be, const epo_peers *members, const ncclUniqueId *id,
                                   ncclComm_t *out) {
     const ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    make_wait wait = {be, members, gpu_now(), false};
+    make_wait wait = {.be = be, .members = members, .since = gpu_now()};
     pairs_make *m = calloc(1, sizeof *m);
     if (m == NULL)
         return epo_fail(EPO_E_NOMEM, "rank %d: no memory for the communicator", be->rank);
