@@ -43,7 +43,7 @@ $(O)/engine.a: $(OBJECTS)
 	rm -f $@
 	ar rcs $@ $(OBJECTS)
 $(O)/engine_cuda.so: $(OBJECTS)
-	$(CC) -shared -Wl,-z,defs -Wl,--exclude-libs,ALL -o $@ $(OBJECTS) $(LIBS)
+	$(CC) -shared -Wl,-z,defs,-z,nodelete -Wl,--exclude-libs,ALL -o $@ $(OBJECTS) $(LIBS)
 $(O)/units $(O)/layer $(O)/bulk $(O)/features $(O)/products $(O)/endure: $(O)/%: $(O)/tests/gpu/%.o $(O)/engine.a
 	$(CC) -pthread -o $@ $< $(O)/engine.a $(LIBS)
 $(O)/graph: $(O)/tests/gpu/graph.o $(O)/tests/gpu/graph_margin.o $(O)/engine.a

@@ -8,8 +8,10 @@
 #include "unit.h"
 
 #include <semaphore.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -103,11 +105,66 @@ static void a_call_that_returns_just_then(void) {
     }
 }
 
+/* ---- a process that ends while a thread is left ---- */
+
+/* As a library's end, which the thread that is inside does not survive. */
+static void library_end(void) { raise(SIGSEGV); }
+static void call_handler(void) { _exit(5); }
+
+static int end_of(unsigned go, int status) {
+    int said = 0;
+    fflush(NULL);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        asked a = {0, 3, NULL};
+        call *c = call_make(NULL, go);
+        if (go == 0)
+            atexit(library_end);
+        const epo_status left = epo_limited_call(call_run, call_late, c, look, &a);
+        exit((left == EPO_OK) == (go > 0) ? status : 99);
+    }
+    while (waitpid(pid, &said, 0) < 0)
+        ;
+    return said;
+}
+
+static void an_end_keeps_its_status(void) {
+    const int kept[] = {0, 1, 77};
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
+        const int said = end_of(0, kept[i]);
+        CU_ASSERT(WIFEXITED(said) && WEXITSTATUS(said) == kept[i]);
+    }
+    const int said = end_of(1, 3);
+    CU_ASSERT(WIFEXITED(said) && WEXITSTATUS(said) == 3);
+}
+
+/* Its call has returned by then: the end is the usual one, with every handler. */
+static void an_end_after_its_return(void) {
+    int said = 0;
+    fflush(NULL);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        asked a = {0, 3, NULL};
+        call *c = call_make(NULL, 0);
+        sem_t *go = &c->go;
+        atexit(call_handler);
+        if (epo_limited_call(call_run, call_late, c, look, &a) != EPO_E_TIMEOUT)
+            _exit(99);
+        sem_post(go);
+        exit(1);
+    }
+    while (waitpid(pid, &said, 0) < 0)
+        ;
+    CU_ASSERT(WIFEXITED(said) && WEXITSTATUS(said) == 5);
+}
+
 int main(void) {
     static const CU_TestInfo tests[] = {
         {"a call that returns", a_call_that_returns},
         {"a call that does not", a_call_that_does_not},
         {"a call that returns just then", a_call_that_returns_just_then},
+        {"a thread is left: the end keeps its status", an_end_keeps_its_status},
+        {"a thread was left: the end is the usual one", an_end_after_its_return},
         CU_TEST_INFO_NULL,
     };
     return unit_run("limited", tests);

@@ -1,19 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * limited.c - a call of others on a thread that can be left behind.
+ *
+ * A thread that was left is inside a library (NCCL, CUDA) whose data the process's end takes
+ * apart: it would crash there, and the program's status would be the signal's.  So where one is
+ * left still, the end is cut short before that: what was printed is flushed, and the status is
+ * the program's own.
  */
+#define _GNU_SOURCE
 #include "config.h"
 
 #include "backend/limited.h"
 #include "core/status.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #define LIMITED_LOOK_NS 20000000
+/* What the process's end waits for those that were left, in naps. */
+#define LIMITED_END_NAPS 10
+
+/* Threads that are in a call of others still, left behind. */
+static atomic_int left_behind;
 
 /* Whoever comes second frees it. */
 typedef struct limited {
@@ -56,8 +70,21 @@ static void *limited_main(void *arg) {
     if (left) {
         l->late(l->ctx);
         limited_free(l);
+        atomic_fetch_sub(&left_behind, 1);
     }
     return NULL;
+}
+
+/* The latest handler is the first to be called: before those of what is used by then. */
+static void end_short(int status, void *ctx) {
+    const struct timespec nap = {0, LIMITED_LOOK_NS};
+    (void)ctx;
+    for (int i = 0; i < LIMITED_END_NAPS && atomic_load(&left_behind) > 0; i++)
+        nanosleep(&nap, NULL);
+    if (atomic_load(&left_behind) == 0)
+        return;
+    (void)fflush(NULL);
+    _exit(status);
 }
 
 void epo_limited_nap(pthread_cond_t *wake, pthread_mutex_t *lock, long ns) {
@@ -95,8 +122,11 @@ epo_status epo_limited_call(void (*fn)(void *ctx), void (*late)(void *ctx), void
     }
     const bool returned = l->returned;
     l->left = !returned;
+    if (!returned)
+        atomic_fetch_add(&left_behind, 1);
     pthread_mutex_unlock(&l->lock);
     if (!returned) {
+        (void)on_exit(end_short, NULL);
         (void)pthread_detach(thread);
         return status;
     }
