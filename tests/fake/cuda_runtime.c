@@ -22,6 +22,7 @@ enum { DEVICES = 4, OBJECTS = 1 << 14 };
 typedef enum kind {
     NONE,
     MEMORY,
+    WINDOW, /* memory in whole pages of windows */
     POOLED,
     PINNED,
     REGISTERED,
@@ -31,9 +32,16 @@ typedef enum kind {
     COMM,
     KINDS
 } kind;
-static const char *const kinds[KINDS] = {
-    "",      "memory", "memory of a pool", "pinned memory", "registered memory", "stream",
-    "event", "pool",   "communicator"};
+static const char *const kinds[KINDS] = {"",
+                                         "memory",
+                                         "memory of windows",
+                                         "memory of a pool",
+                                         "pinned memory",
+                                         "registered memory",
+                                         "stream",
+                                         "event",
+                                         "pool",
+                                         "communicator"};
 
 static struct {
     pthread_mutex_t lock;
@@ -84,10 +92,10 @@ int fake_cuda_waiting(void) {
     return n;
 }
 
-void fake_cuda_forget(bool flags) {
+void fake_cuda_forget(bool windows) {
     pthread_mutex_lock(&fake.lock);
     for (int i = 0; i < OBJECTS; i++)
-        if (!flags || fake.object[i].kind == REGISTERED)
+        if (!windows || fake.object[i].kind == REGISTERED || fake.object[i].kind == WINDOW)
             fake.object[i].at = NULL;
     pthread_mutex_unlock(&fake.lock);
 }
@@ -153,7 +161,8 @@ static bool drop(void *at, kind k) {
     bool found = false;
     pthread_mutex_lock(&fake.lock);
     for (int i = 0; i < OBJECTS && !found; i++)
-        if (fake.object[i].at == at && fake.object[i].kind == k) {
+        if (fake.object[i].at == at &&
+            (fake.object[i].kind == k || (fake.object[i].kind == WINDOW && k == MEMORY))) {
             fake.object[i].at = NULL;
             found = true;
         }
@@ -244,7 +253,7 @@ const char *cudaGetErrorString(cudaError_t e) { return e == cudaSuccess ? "ok" :
 
 cudaError_t cudaMalloc(void **out, size_t bytes) {
     MAY_FAIL;
-    return make(out, bytes, MEMORY);
+    return make(out, bytes, bytes > 0 && bytes % GPU_WINDOW_PAGE == 0 ? WINDOW : MEMORY);
 }
 cudaError_t cudaFree(void *at) {
     if (at == NULL)

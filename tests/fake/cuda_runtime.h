@@ -25,9 +25,9 @@ int fake_cuda_waiting(void);
 
 /* What was made and not given back, in `text` by kind; 0: nothing.  Communicators are in it. */
 int fake_cuda_left(char *text, size_t size);
-/* Counts no more what is left: all, or memory that stays registered, as a broken group's flags do
- * where ranks are threads. */
-void fake_cuda_forget(bool flags);
+/* Counts no more what is left: all, or windows and memory that stays registered, as a broken
+ * group's rows and flags do where ranks are threads. */
+void fake_cuda_forget(bool windows);
 /* How often something was given back twice, or was never made, since this was asked last. */
 int fake_cuda_wrong(void);
 
