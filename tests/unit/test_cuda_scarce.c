@@ -17,9 +17,11 @@
 
 #include <cuda_runtime_api.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -277,6 +279,28 @@ static void others_work_at_the_end(void) { stays_busy(FAKE_IDLE, FAKE_OTHERS); }
 static void others_work_from_the_beginning(void) { stays_busy(FAKE_OTHERS, FAKE_IDLE); }
 static void own_work_at_the_end(void) { stays_busy(FAKE_IDLE, FAKE_ALL); }
 
+/* As CUDA's and NCCL's own end, which a thread inside them does not survive. */
+static void library_end(void) { raise(SIGSEGV); }
+
+/* The process ends while a thread waits for the device still: its status is the program's. */
+static void the_end_meanwhile(void) {
+    for (int w = 0; w < WAYS_HERE; w++) {
+        int said = 0;
+        fflush(NULL);
+        const pid_t pid = fork();
+        if (pid == 0) {
+            member m[RANKS] = {{.then = FAKE_OTHERS}, {.then = FAKE_OTHERS}};
+            atexit(library_end);
+            run(m, (meeting)w);
+            exit(fake_cuda_waiting() > 0 ? 7 : 99);
+        }
+        while (waitpid(pid, &said, 0) < 0)
+            ;
+        CU_ASSERT(WIFEXITED(said));
+        CU_ASSERT_EQUAL(WEXITSTATUS(said), 7);
+    }
+}
+
 int main(int argc, char **argv) {
     static const CU_TestInfo tests[] = {
         {"nothing fails", nothing_fails},
@@ -285,6 +309,7 @@ int main(int argc, char **argv) {
         {"others' work hangs at the end", others_work_at_the_end},
         {"others' work hangs from the beginning", others_work_from_the_beginning},
         {"own work hangs at the end", own_work_at_the_end},
+        {"the process ends meanwhile", the_end_meanwhile},
         CU_TEST_INFO_NULL,
     };
     setenv("EP_OVERLAP_CUDA_SMALL", "0", 1); /* rows by copies: kernels do nothing here */
