@@ -102,19 +102,30 @@ void gpu_late_close(epo_backend *be) {
         (void)cudaFreeHost(be->late_one);
 }
 
-/* Bounded: a device that hangs runs nothing that would read the word. */
-void gpu_late_mark(epo_backend *be) {
+/* Until the copy under way, this thread's or another's, is done. */
+static void mark_wait(epo_backend *be, bool mine) {
     const double until = gpu_now() + MARK_LIMIT_S;
+    const struct timespec nap = {0, 20000};
+    while ((mine ? cudaStreamQuery(be->late_stream) == cudaErrorNotReady
+                 : !atomic_load(&be->marked)) &&
+           gpu_now() < until)
+        nanosleep(&nap, NULL);
+    atomic_store(&be->marked, true);
+}
+
+/* Bounded: a device that hangs runs nothing that would read the word.  Whoever returns may
+ * release waits: the word is set, whichever thread was the first. */
+void gpu_late_mark(epo_backend *be) {
     if (be->late_host && be->late_one != NULL)
         __atomic_store_n(be->late_one, 1, __ATOMIC_RELEASE);
-    if (be->late_stream == NULL || atomic_exchange(&be->marked, true))
+    if (be->late_stream == NULL || atomic_load(&be->marked))
         return;
-    (void)cudaSetDevice(be->device);
-    if (cudaMemcpyAsync(be->late_word, be->late_one, sizeof *be->late_word, cudaMemcpyHostToDevice,
-                        be->late_stream) != cudaSuccess)
+    if (atomic_exchange(&be->marking, true)) {
+        mark_wait(be, false);
         return;
-    while (cudaStreamQuery(be->late_stream) == cudaErrorNotReady && gpu_now() < until) {
-        const struct timespec nap = {0, 20000};
-        nanosleep(&nap, NULL);
     }
+    (void)cudaSetDevice(be->device);
+    (void)cudaMemcpyAsync(be->late_word, be->late_one, sizeof *be->late_word,
+                          cudaMemcpyHostToDevice, be->late_stream);
+    mark_wait(be, true);
 }

@@ -188,7 +188,7 @@ struct epo_backend {
     atomic_int busy;  /* how much was left to a thread, as the GPU had other work */
     atomic_int hangs; /* waits for this group's own work that did not end */
     bool broken;      /* how it is closed */
-    atomic_bool marked;
+    atomic_bool marking, marked;
     uint32_t *late_word, *late_one; /* as kernels see it; pinned */
     bool late_host;                 /* both are one word of the CPU's */
     cudaStream_t late_stream;
