@@ -19,6 +19,8 @@
 /* What a rank sends to see what the fabric carries, and how often. */
 #define TRIAL_BYTES ((size_t)16 << 20)
 #define TRIALS 4
+/* For ncclCommAbort's return. */
+#define ABORT_S 2.0
 
 typedef struct pairs_api {
     ncclResult_t (*version)(int *);
@@ -329,11 +331,14 @@ epo_status gpu_pairs_create(epo_backend *be) {
 static void comm_abort(void *comm) { (void)api.abort(comm); }
 static void comm_destroy(void *comm) { (void)api.destroy(comm); }
 
-/* Once, by whichever thread is first: ends kernels that wait for a peer. */
+/* Once, by whichever thread is first: ends kernels that wait for a peer.  That is done when the
+ * call begins; where it returns, NCCL has waited for the peers of this host, too, and one that
+ * stands still holds it up.  That is no news of a group that broke, nor is the GPU busy then. */
 void gpu_pairs_abort(epo_backend *be) {
     gpu_pairs *pairs = __atomic_load_n(&be->pairs, __ATOMIC_ACQUIRE);
     if (pairs != NULL && pairs->comm != NULL && !atomic_exchange(&pairs->aborted, true))
-        (void)gpu_release(be, "an aborted communicator", comm_abort, pairs->comm);
+        (void)gpu_release_within(ABORT_S, be->device, be->rank, "an aborted communicator", false,
+                                 comm_abort, pairs->comm);
 }
 
 void gpu_pairs_destroy(epo_backend *be, bool broken) {
