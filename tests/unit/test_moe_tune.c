@@ -358,6 +358,7 @@ static void test_too_many_chunks(void) {
     c.dispatcher = EPO_DISPATCH_ALLTOALL;
     c.chunks = 512;
     info.engine = "fake";
+    info.nodes = 1;
     CU_ASSERT_EQUAL(moe_buffer_bytes(&w.group[0], &c, &bytes), EPO_OK);
     info.window_flags = 512;
     CU_ASSERT_EQUAL(moe_buffer_bytes(&w.group[0], &c, &bytes), EPO_E_ARG);
@@ -370,7 +371,7 @@ static void test_too_many_chunks(void) {
     c.chunks = 170; /* flex has three a chunk */
     c.dispatcher = EPO_DISPATCH_FLEX;
     CU_ASSERT_EQUAL(moe_buffer_bytes(&w.group[0], &c, &bytes), EPO_E_ARG);
-    info.window_flags = 0;
+    info.window_flags = info.nodes = 0;
     info.engine = NULL;
 }
 
