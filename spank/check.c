@@ -147,6 +147,7 @@ static epo_status judge(struct variables *variables, const struct ep_vector *vec
     epo_node_question question = {.checks = node && plugin->config != NULL ? &plugin->config->checks
                                                                            : NULL,
                                   .gpu_class = decision->automatic ? plugin->gpu_class : NULL,
+                                  .site_gpu = plugin->gpu_class,
                                   .dispatcher = decision->choice[EPO_OPT_DISPATCHER].value,
                                   .dispatcher_given = ep_choice_given(plugin, EPO_OPT_DISPATCHER),
                                   .delayed = ep_delay_wanted(plugin),

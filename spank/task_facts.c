@@ -6,8 +6,11 @@
 #include "task.h"
 
 #include "rules/command.h"
+#include "rules/node.h"
 #include "rules/program.h"
 #include "rules/settings.h"
+
+#include <string.h>
 
 #define SOURCE "srun"
 
@@ -45,25 +48,29 @@ bool ep_delay_wanted(const struct ep_plugin *plugin) {
            (!plugin->decision.automatic || ep_choice_given(plugin, EPO_OPT_DELAY_WGRAD));
 }
 
-static const char *backend_of(const struct ep_plugin *plugin) {
+/* gpu: as the rules name it; NULL: not known. */
+static const char *backend_of(const struct ep_plugin *plugin, const char *gpu) {
     int dispatcher = plugin->decision.choice[EPO_OPT_DISPATCHER].value;
     const char *backend = epo_dispatcher_backend(dispatcher);
     if (backend != NULL || dispatcher == EPO_CHOICE_ALLTOALL)
         return backend;
-    const char *class = plugin->gpu_class;
-    return class != NULL && class[0] == 'g' && class[1] == 'b' ? "hybridep" : "deepep";
+    return gpu != NULL && strncmp(gpu, "gb", 2) == 0 ? "hybridep" : "deepep";
 }
 
 static epo_status put_decision(const struct ep_plugin *plugin, epo_facts *facts) {
     const struct epo_choice *choice = plugin->decision.choice;
     bool delayed = ep_delay_wanted(plugin);
+    char name[32]; /* the site may say "GB200" or "NVIDIA GB200" */
+    const bool known =
+        plugin->gpu_class != NULL && epo_node_gpu(plugin->gpu_class, name, sizeof name);
+    const char *gpu = known ? name : NULL;
     enum { AT_TYPE = 2, AT_BACKEND = 3 };
     const char *const values[][2] = {
         {"overlap_moe_expert_parallel_comm", "true"},
         {"delay_wgrad_compute", delayed ? "true" : "false"},
         {"moe_token_dispatcher_type", epo_dispatcher_kind(choice[EPO_OPT_DISPATCHER].value)},
-        {"moe_flex_dispatcher_backend", backend_of(plugin)},
-        {"gpu", plugin->gpu_class}};
+        {"moe_flex_dispatcher_backend", backend_of(plugin, gpu)},
+        {"gpu", known ? name : plugin->gpu_class}};
     epo_status status = EPO_OK;
     /* a default gives way to the program's own dispatcher */
     bool own = !ep_choice_given(plugin, EPO_OPT_DISPATCHER) &&

@@ -102,8 +102,7 @@ static void check_versions(const epo_node_question *q, const epo_facts *facts,
 
 /* --- the node's GPUs ---------------------------------------------------------- */
 
-/* "h100" for "h100", "H100-80GB" and "NVIDIA H100 80GB HBM3"; false for no GPU's name. */
-static bool canonical(const char *name, char *gpu, size_t room) {
+bool epo_node_gpu(const char *name, char *gpu, size_t room) {
     epo_facts *facts = epo_facts_create();
     bool known = facts != NULL && epo_facts_set_text(facts, "gpu_name", name, "") == EPO_OK &&
                  epo_settings_derive(facts) == EPO_OK;
@@ -119,8 +118,8 @@ static void check_class(const epo_node_question *q, const epo_facts *facts,
     char want[32], have[32];
     const epo_fact *name = epo_facts_find(facts, "gpu_name");
     if (q->gpu_class == NULL || !is_known(name) || name->kind != EPO_FACT_TEXT ||
-        !canonical(q->gpu_class, want, sizeof want) || !canonical(name->text, have, sizeof have) ||
-        strcmp(want, have) == 0)
+        !epo_node_gpu(q->gpu_class, want, sizeof want) ||
+        !epo_node_gpu(name->text, have, sizeof have) || strcmp(want, have) == 0)
         return;
     say(findings, "NODE-CLASS", EPO_SEVERITY_ERROR, "the GPUs that node_classes says",
         "the site's node_classes and this node disagree: tell the administrators",
@@ -217,8 +216,9 @@ static epo_status fill_in(const epo_node_question *q, epo_facts *facts) {
     bool framework = q->framework != EPO_FRAMEWORK_UNKNOWN;
     bool own = given == NULL || given->is_default || given->kind == EPO_FACT_UNKNOWN;
     const char *backend = epo_dispatcher_backend(q->dispatcher);
-    bool rack = name != NULL &&
-                (strstr(name->text, "GB200") != NULL || strstr(name->text, "GB300") != NULL);
+    const char *said = name != NULL && name->kind == EPO_FACT_TEXT ? name->text : q->site_gpu;
+    char gpu[32];
+    bool rack = said != NULL && epo_node_gpu(said, gpu, sizeof gpu) && strncmp(gpu, "gb", 2) == 0;
     epo_status status = epo_facts_set(facts, "dispatcher_request",
                                       q->automatic ? "auto" : "explicit", "the options");
     if (status == EPO_OK)

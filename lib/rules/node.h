@@ -30,7 +30,8 @@ typedef struct epo_findings {
 
 typedef struct epo_node_question {
     const struct epo_checks *checks; /* NULL: none */
-    const char *gpu_class;           /* that the site gave the node, or NULL */
+    const char *gpu_class;           /* that the site gave the node, or NULL: it must have it */
+    const char *site_gpu;            /* the same, for where the node has told nothing yet */
     int dispatcher;                  /* EPO_CHOICE_... */
     bool dispatcher_given;           /* somebody asked for it, it is not a default */
     bool delayed;                    /* delayed weight gradients are asked for */
@@ -48,6 +49,9 @@ epo_status epo_node_arguments(char *const *arguments, int count, epo_facts *fact
 /* The variables that rules read and nobody spoke of, by `get` (NULL: not set). */
 epo_status epo_node_environment(epo_facts *facts,
                                 const char *(*get)(void *context, const char *name), void *context);
+
+/* "h100" for "h100", "H100-80GB" and "NVIDIA H100 80GB HBM3"; false for no GPU's name. */
+bool epo_node_gpu(const char *name, char *gpu, size_t room);
 
 /* Judges.  Puts into `facts` what follows from the question.  A user's variable that
  * harms is a warning.  Fails for memory only, or on a mistake in the rules' table. */

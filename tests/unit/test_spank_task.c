@@ -275,6 +275,11 @@ static void gpu_steps_get_the_variables_of_an_overlap_run(void) {
     fake_end();
 }
 
+static void give_flex(void) {
+    give_on();
+    give("ep-dispatcher", "flex");
+}
+
 static void variables_follow_the_dispatcher(void) {
     fake_begin(S_CTX_LOCAL);
     configure(
@@ -325,6 +330,39 @@ static void variables_follow_the_dispatcher(void) {
     CU_ASSERT_STRING_EQUAL(task("HYBRID_EP_CACHE_DIR"), "");
     unlink(cache);
     fake_end();
+}
+
+/* An explicit flex too, and however the site writes the class. */
+static void a_rack_takes_hybridep(void) {
+    static const char *const classes[][2] = {{"gb200", "hybridep"},
+                                             {"NVIDIA GB300", "hybridep"},
+                                             {"GH200", "deepep"},
+                                             {"gbu", "deepep"}};
+    static char arguments[][40] = {"python",
+                                   "pretrain_gpt.py",
+                                   "--bf16",
+                                   "--num-experts=64",
+                                   "--expert-model-parallel-size=64",
+                                   "--overlap-moe-expert-parallel-comm"};
+    for (size_t i = 0; i < sizeof classes / sizeof *classes; i++)
+        for (int given = 0; given < 2; given++) {
+            char text[200];
+            fake_begin(S_CTX_LOCAL);
+            snprintf(text, sizeof text,
+                     "node_classes = ( { class = \"%s\"; nodes = \"n1\"; overlap = \"on\"; "
+                     "dispatcher = \"flex\"; } );",
+                     classes[i][0]);
+            configure(text);
+            fake_put(&fake.task, "SLURM_STEP_GPUS", "0");
+            fake_put(&fake.own, "SLURM_NODELIST", "n1");
+            for (int a = 0; a < 6; a++)
+                fake.arguments[a] = arguments[a];
+            fake.argument_count = 6;
+            srun_to_task(given ? give_flex : give_auto);
+            ep_task_start(&plugin, NULL);
+            HAS(task("EP_OVERLAP_MEGATRON_ARGS"), classes[i][1]);
+            fake_end();
+        }
 }
 
 static void the_site_sets_variables(void) {
@@ -437,6 +475,7 @@ int main(void) {
                                  TEST(what_speaks_against_a_preload_is_told),
                                  TEST(gpu_steps_get_the_variables_of_an_overlap_run),
                                  TEST(variables_follow_the_dispatcher),
+                                 TEST(a_rack_takes_hybridep),
                                  TEST(the_site_sets_variables),
                                  TEST(harmful_values_are_kept_and_told),
                                  TEST(a_loader_that_does_not_take_it),
