@@ -115,7 +115,7 @@ static size_t count_stages(const char *layout) {
 static epo_status derive_layout(epo_facts *facts, double pp) {
     const epo_fact *layout = known(facts, "pipeline_model_parallel_layout");
     size_t stages = layout == NULL ? 0 : count_stages(layout->text);
-    if (stages == 0 || pp <= 0 || stages % (size_t)pp != 0)
+    if (stages == 0 || !(pp >= 1 && pp <= STAGES_MAX) || stages % (size_t)pp != 0)
         return EPO_OK;
     return set_virtual_stages(facts, (double)stages / pp, "--pipeline-model-parallel-layout");
 }

@@ -306,6 +306,10 @@ static void virtual_stages_are_reckoned(void) {
         {"--pipeline-model-parallel-layout 'Ettt|(tt|)*6mL'", "(unset)"},
         {"--pipeline-model-parallel-layout 'Ettt|(tt|)*7mL'", "(unknown)"}, /* 9 stages: refused */
         {"--pipeline-model-parallel-layout $LAYOUT", "(unknown)"},
+        {"--pipeline-model-parallel-size 0.5 --pipeline-model-parallel-layout 'Et|tL'",
+         "(unknown)"},
+        {"--pipeline-model-parallel-size 1e30 --pipeline-model-parallel-layout 'Et|tL'",
+         "(unknown)"},
         {"--num-layers-per-virtual-pipeline-stage $STAGE", "(unknown)"},
         {"--num-virtual-stages-per-pipeline-rank $STAGES", "(unknown)"},
         {"", "(unset)"},
