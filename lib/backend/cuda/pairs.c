@@ -211,7 +211,8 @@ static void wait_describe(const make_wait *w, double age, char *text, size_t siz
     for (int i = 0; i < w->members->count && i < MAKE_RANKS && still[0] == '\0'; i++) {
         const int r = wait_member(w, i);
         const double silence = gpu_now() - w->heard[i];
-        if (r != w->be->rank && silence > MAKE_SILENT_S)
+        /* (0: of another machine, where nothing of its life is seen) */
+        if (r != w->be->rank && w->sign[i] != 0 && silence > MAKE_SILENT_S)
             snprintf(still, sizeof still, "no sign of life from rank %d for %.0f s; ", r, silence);
     }
     snprintf(text, size,
