@@ -4,6 +4,7 @@
 #include "preload/intercept/agree.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
@@ -21,6 +22,7 @@ enum { PAIR_LOWER = 1, PAIR_HIGHER = 2, PAIR_AGREED = 3, PAIR_REFUSED = 4 };
 #define ROOM_FOLDER "/dev/shm"
 #define ROOM_NAME "ep-overlap-%016llx%016llx-2"
 #define SWEEP_AGE_S 3600.0
+#define FILL_TRIES 100
 #define WHOLE_REFUSED 0x80000000u
 
 double agree_now(void) {
@@ -34,6 +36,14 @@ static void nap(void) {
     nanosleep(&t, NULL);
 }
 
+/* A timer of the program's (a profiler's) may interrupt it. */
+static bool room_fill(int fd) {
+    int error = EINTR;
+    for (int i = 0; i < FILL_TRIES && error == EINTR; i++)
+        error = posix_fallocate(fd, 0, (off_t)sizeof(agree_room));
+    return error == 0;
+}
+
 /* Zeros are a valid empty room, so whoever comes first makes it.  Anybody else's file
  * of that name is refused. */
 static agree_room *room_open(const char *path) {
@@ -44,8 +54,7 @@ static agree_room *room_open(const char *path) {
         return NULL;
     const bool ours = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == geteuid() &&
                       (st.st_mode & 077) == 0 && st.st_nlink == 1;
-    if (ours && flock(fd, LOCK_SH | LOCK_NB) == 0 &&
-        posix_fallocate(fd, 0, (off_t)sizeof(agree_room)) == 0)
+    if (ours && flock(fd, LOCK_SH | LOCK_NB) == 0 && room_fill(fd))
         p = mmap(NULL, sizeof(agree_room), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (ours && p == MAP_FAILED)
         (void)unlink(path); /* no room for it: whoever has it goes on, and sees nobody else */
