@@ -62,13 +62,18 @@ cases=12
 seed=
 out=
 standin=()
+usage() { sed -n '3,/^set -u/{/^set -u/d;s/^# \{0,1\}//p}' tests/gpu/run.sh; }
+for word; do
+    [ "$word" != --help ] || { usage; exit 0; }
+done
 while getopts n:s:o:Sh option; do
     case $option in
         n) cases=$OPTARG ;;
         s) seed=$OPTARG ;;
         o) out=$OPTARG ;;
         S) standin=(-f) ;;
-        *) sed -n '3,/^set -u/{/^set -u/d;s/^# \{0,1\}//p}' "$0"; exit 2 ;;
+        h) usage; exit 0 ;;
+        *) usage >&2; exit 2 ;;
     esac
 done
 shift $((OPTIND - 1))
