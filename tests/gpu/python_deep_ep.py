@@ -359,6 +359,12 @@ def check_hybrid_budget(torch, buffer, rank, turn, device):
     got = buffer.combine_with_unpermute(hidden=rows, probs=probs, handle=short)
     for name, a, b in zip(("rows", "probs"), got, want):
         same(torch, "HybridEP combined over a budget, " + name, a, b)
+    # A handle keeps its number of rows where another dispatch on the same way has another.
+    again, _, _, counts, other = buffer.dispatch_with_permute(hidden=x, handle=short)
+    same(torch, "HybridEP rows without the handle's budget", again, full)
+    assert counts.tolist() == sizes.tolist() and not other[10].item() and short[10].item()
+    same(torch, "HybridEP combined with the first handle", buffer.combine_with_unpermute(hidden=rows, handle=short)[0], got[0])
+    same(torch, "HybridEP combined with the other handle", buffer.combine_with_unpermute(hidden=again, handle=other)[0], sums)
 
 
 def check_hybrid_refused(torch, buffer, rank, device):

@@ -22,6 +22,12 @@ class Way:
         self.budget: Optional[int] = None
         self.plans: Dict[Any, ep_overlap.Plan] = {}
 
+    def with_budget(self, budget: Optional[int]) -> "Way":
+        """The same plans, for a handle of another number of rows."""
+        way = Way(self.experts, self.weights, self.align, self.local)
+        way.budget, way.plans = budget, self.plans
+        return way
+
     def with_probs(self, probs: torch.Tensor) -> "Way":
         """The same routing with other weights, probs [T, E]."""
         used = self.experts >= 0
@@ -168,13 +174,13 @@ class HybridEPBuffer:
             given = plan.rows if num_permuted_tokens is None else int(num_permuted_tokens)
             came = ops.dispatch_rows(rows.contiguous(), plan, row_probs)
             out = restore(to_rows(came, given), as_tuple=True)
-            if handle is None or way is not handle[0] or given not in (plan.rows, way.budget):
+            if handle is None or way is not handle[0] or given != (plan.rows if way.budget is None else way.budget):
                 handle = self._handle(way, plan, given, hidden.device)
         sizes = handle[1].to(hidden.device, non_blocking=True) if non_blocking else handle[1].clone()
         return out[0], to_rows(row_probs, given), out[1] if scaling_factor is not None else None, sizes, handle
 
     def _handle(self, way: Way, plan: ep_overlap.Plan, given: int, device: torch.device) -> Tuple[Any, ...]:
-        way.budget = given if given != plan.rows else None
+        way = way.with_budget(given if given != plan.rows else None)
         ends = [min(end, given) for end in plan.first[1:] + [plan.rows]]
         sizes = torch.tensor([max(0, end - at) for at, end in zip(plan.first, ends)], dtype=torch.int64)
         if self._fits is None:
