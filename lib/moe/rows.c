@@ -49,7 +49,7 @@ epo_status moe_dispatch(epo_plan *plan, const void *x, void *rows, float *row_we
 static const void *in_units(moe_pass *p, const void *rows) {
     epo_group *g = p->group;
     const epo_plan *plan = p->plan;
-    if (!moe_plan_sums(plan) || ((uintptr_t)rows & 15) == 0)
+    if (!moe_plan_sums(plan) || plan->rows == 0 || ((uintptr_t)rows & 15) == 0)
         return rows;
     moe_pass_get(p, plan->rows, p->buffer->row_bytes, &p->back);
     epo_rows_gather gather = {.dst = p->back.ptr,
