@@ -91,7 +91,8 @@ void gpu_memory_close(epo_backend *be) {
     gpu_memory_state *m = be->memory;
     if (m == NULL)
         return;
-    for (size_t i = 0; i < m->retired_count; i++)
+    const size_t retired = m->retired_count; /* what cannot go now either is noted behind these */
+    for (size_t i = 0; i < retired; i++)
         gpu_free(be, m->retired[i].ptr, m->retired[i].bytes);
     free(m->retired);
     for (int i = 0; i < STAGES; i++) {
