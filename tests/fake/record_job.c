@@ -4,7 +4,8 @@
  *     record_job WHAT STEPS
  * A step is 20 ms: a GEMM from 0 to 8, an exchange from 4 to 12, another kernel from 12 to
  * 16, a copy to a peer from 14 to 15.  So 9 ms of communication, 4 of them beside a GEMM.
- * WHAT is a list of letters: what else it does, see main().  Prints what it saw itself.
+ * WHAT is a list of letters: what else it does, see main().  Prints what it saw itself,
+ * and how late the machine let its steps begin.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -43,6 +44,8 @@ static int devices = 1, extra;
 static long seen;     /* kernels in the profiler's own trace */
 static long recorded; /* kernels that anybody recorded */
 static int profiled;
+static uint64_t due;        /* when the next step begins; 0: whenever */
+static uint64_t late, lost; /* a step at most, and what they did not catch up with */
 
 static uint64_t now_ns(void) {
     struct timespec t;
@@ -74,11 +77,12 @@ static void run_kernels(uint64_t begin) {
 }
 
 static void step(void) {
-    static uint64_t due;
-    const uint64_t now = now_ns();
+    const uint64_t now = now_ns(), behind = due != 0 && now > due ? now - due : 0;
     /* a step that was late makes the next ones none */
-    const uint64_t begin = due != 0 && now - due < STEP_MS * MS ? due : now;
+    const uint64_t begin = due != 0 && behind < STEP_MS * MS ? due : now;
     float x = 0;
+    late = behind > late ? behind : late;
+    lost += behind < STEP_MS * MS ? 0 : behind;
     due = begin + STEP_MS * MS;
     (void)fake_cupti_call();
     (void)ncclAllGather(&x, &x, 1, 7, comm, NULL);
@@ -193,6 +197,7 @@ static void forked(void) {
     }
     int status = 0;
     (void)waitpid(child, &status, 0);
+    due = 0;
     printf("child: %d\n", status);
 }
 
@@ -229,6 +234,7 @@ int main(int argc, char **argv) {
     }
     if (ncclCommInitRank(&comm, 1, id, 0) != ncclSuccess)
         return 3;
+    due = 0;
     float x = 0;
     (void)ncclBroadcast(&x, &x, 1, 7, 0, comm, NULL);
     if (strchr(what, 'B') != NULL)
@@ -239,7 +245,9 @@ int main(int argc, char **argv) {
         profile_unseen(1);
     for (int i = 0; i < steps; i++) {
         if (i == 10 && strchr(what, 'i') != NULL) { /* nothing runs, then there is a profiler */
+            late += recorded > 0 ? 1000 * MS : 0;   /* something ran in the window */
             sleep_until(now_ns() + 700 * MS);
+            due = 0;
             profile(20);
         }
         if (i == steps / 2 && strchr(what, 'm') != NULL)
@@ -262,6 +270,7 @@ int main(int argc, char **argv) {
         abort();
     if (strchr(what, 'x') != NULL)
         _exit(7);
+    printf("late %.3f ms, lost %.3f ms\n", (double)late / MS, (double)lost / MS);
     printf("ended\n");
     return 0;
 }

@@ -44,14 +44,23 @@ build() {
 }
 build || exit 99
 
+# Steps that a busy machine let begin late are others than those that are asked about: once more, twice at most. They
+# catch up with less than a step of 20 ms; where a profiler comes in the first step of a window, they have to be as long as said.
 job() { # NAME WHAT STEPS [NAME=VALUE...]: output in $work/NAME.{out,err,log,status}, traces in $work/NAME
-    local name=$1 what=$2 steps=$3
+    local name=$1 what=$2 steps=$3 left=3 again='^late [0-9.]+ ms, lost [1-9]'
     shift 3
-    mkdir -p "$work/$name"
-    timeout 60 env RANK=0 WORLD_SIZE=1 LD_LIBRARY_PATH="$work" LD_PRELOAD="$library" EP_OVERLAP_INTERPOSE=observe \
-        EP_OVERLAP_RECORD="$work/$name" FAKE_CUPTI_LOG="$work/$name.log" "$@" "$work/job" "$what" "$steps" \
-        >"$work/$name.out" 2>"$work/$name.err"
-    echo $? >"$work/$name.status"
+    [[ $what != *[wi]* ]] || again='^late ([5-9]|[0-9]{2,})\.'
+    while [ $left -gt 0 ]; do
+        rm -rf "${work:?}/$name" "$work/$name.log"
+        mkdir -p "$work/$name"
+        timeout 60 env RANK=0 WORLD_SIZE=1 LD_LIBRARY_PATH="$work" LD_PRELOAD="$library" EP_OVERLAP_INTERPOSE=observe \
+            EP_OVERLAP_RECORD="$work/$name" FAKE_CUPTI_LOG="$work/$name.log" "$@" "$work/job" "$what" "$steps" \
+            >"$work/$name.out" 2>"$work/$name.err"
+        echo $? >"$work/$name.status"
+        left=$((left - 1))
+        if [[ $* = *FAKE_CUPTI_SLOW* ]] || ! grep -qE "$again" "$work/$name.out"; then break; fi
+        echo "$name: $(grep '^late' "$work/$name.out")"
+    done
 }
 
 # The jobs wait more than they work, so they run side by side.
@@ -100,12 +109,13 @@ figures() { # NAME RANK EXPRESSION: of the report r and its first GPU d, ns
 import json, sys
 r = json.load(open('$work/$1/ep-overlap-trace-$2.json'))['ep_overlap']
 d = r['nanoseconds'][0] if r['nanoseconds'] else {}
+lost = [float(line.split()[4]) for line in open('$work/$1.out') if line.startswith('late ')] or [0]
 print(r)
 sys.exit(not ($3))"
 }
 # 5 of 20 ms exposed, 4 of 9 hidden; a busy machine makes steps longer, not what ran in them, and so
-# moves the ends of what is measured: part of one step
-right='abs(d["overlapped"] / d["ep_comm"] - 4 / 9) < 0.01 + 0.5 / r["steps"] and abs(d["exposed"] / r["steps"] - 5e6) < 1e5 * (1 + 50 / r["steps"])'
+# moves the ends of what is measured: part of one step, and what a late step did not catch up with
+right='abs(d["overlapped"] / d["ep_comm"] - 4 / 9) < 0.01 + 0.5 / r["steps"] and abs(d["exposed"] / r["steps"] - 5e6) < 1e5 * (1 + 50 / r["steps"]) + 5e6 * lost[0] / 20 / r["steps"]'
 told() { # NAME LEAST MOST: its line, and as many steps
     cat "$work/$1.err" "$work/$1.out"
     ended "$1" && grep -qE '^ep-overlap: exposed communication [45]\.[0-9]+ ms/step of [0-9.]+, 4[0-9] % hidden \([0-9]+ steps of rank 0' \
@@ -131,7 +141,7 @@ check "by steps" told steps 18 21
 check "by steps: given back" given_back steps 1
 short() { cat "$work/shorthand.err" && grep -qE 'of [0-9.]+, (39|4[0-9]) % hidden \(([89]|1[01]) steps' "$work/shorthand.err"; }
 check "by steps in EP_OVERLAP_RECORD itself" short
-check "by seconds" told seconds 20 55 # (its end is seen up to a tick late)
+check "by seconds" told seconds 20 55 # (its end is seen up to a tick late, here and below)
 check "calls of a step by the user's word" told given 9 11
 unasked() { cat "$work"/*.err && ! grep -q "the recorder's thread asked" "$work"/*.err; }
 check "the environment is read in the program's threads alone" unasked
@@ -160,7 +170,7 @@ check "it is told" grep -q 'a profiler ended it (cuptiSubscribe)' "$work/middle.
 check "a profiler right after the window opened: its trace" profiled soon 1 60
 check "then ours is too short and told to be" not_told soon "a profiler was at work each time"
 check "a profiler when the window has just opened again: its trace" profiled again 1 60
-check "then there is a second window" told again 15 50
+check "then there is a second window" told again 15 55
 check "that is told" figures again 0 "r['interrupted'] == 1"
 check "a profiler when nothing has run since the window opened: its trace" profiled idle 1 60
 check "then there is a second window, too" told idle 15 45
@@ -176,11 +186,11 @@ check "CUPTI is not touched beside it" test ! -s "$work/tool.log"
 check "kernels by the thousand" figures many 0 "d['kernels'] > 50000 and r['lost'] == dict.fromkeys(r['lost'], 0)"
 check "two GPUs" figures gpus 0 "len(r['nanoseconds']) == 2 and $right"
 check "two GPUs in the line" grep -q ', GPU [01] of 2)' "$work/gpus.err"
-for release in old oldest newer; do check "records of another release: $release" told "$release" 15 50; done
+for release in old oldest newer; do check "records of another release: $release" told "$release" 15 55; done
 check "a CUPTI that is too old" not_told ancient "$work/libcupti.so.13 is version 12, 15 is the least"
 check "a CUPTI that refuses" not_told refused "$work/libcupti.so.13: CUPTI_ERROR_FAKE"
 check "a refusal leaves nobody subscribed" test "$(grep -c '^unsubscribe' "$work/refused.log")" = "$(grep -c '^subscribe ok' "$work/refused.log")"
-check "a fork within" told forks 15 50
+check "a fork within" told forks 15 55
 check "the child ends well" grep -q '^child: 0' "$work/forks.out"
 check "an abort within" ended aborts 134
 check "_exit within" ended leaves 7
