@@ -34,7 +34,8 @@ static bool is_list(const char *value, char *plain) {
     size_t n = 0;
     for (; *value != '\0' && n + 1 < VALUE_MAX_; value++) {
         char c = strchr("[]'\",", *value) != NULL ? ' ' : *value;
-        if (c != ' ' && !(isalpha((unsigned char)c) || c == '_' || (!begins && isdigit(c))))
+        if (c != ' ' &&
+            !(isalpha((unsigned char)c) || c == '_' || (!begins && isdigit((unsigned char)c))))
             return false;
         list = list || (c == ' ' && n > 0);
         begins = c == ' ';
