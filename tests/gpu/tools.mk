@@ -32,7 +32,7 @@ CHECK_FILES := $(TOOL_FILES) $(wildcard tools/ep-overlap/check*.c lib/rules/*.c 
 $(O)/spank/%.o: CFLAGS += -Ispank -DEP_SCANCEL='"$(SCANCEL)"' -DEP_LIBRARY='"/usr/local/lib/libep_overlap.so"' \
   -DEP_PROBE='"/usr/local/libexec/ep-overlap/probe"' -DEP_CONFIG='"/usr/local/etc/ep_overlap.conf"'
 $(O)/tools/ep-overlap/%.o: CFLAGS += -DEP_CONFIG='"/usr/local/etc/ep_overlap.conf"' \
-  -DEP_PROBE='"/usr/local/libexec/ep-overlap/probe"' -DEP_PLUGIN='"/usr/local/lib/slurm/ep_overlap.so"'
+  -DEP_PROBE='"/usr/local/libexec/ep-overlap/probe"' -DEP_ENGINES='"/usr/local/lib/ep-overlap"' -DEP_PLUGIN='"/usr/local/lib/slurm/ep_overlap.so"'
 $(STAGE)/lib/slurm/ep_overlap.so: $(PLUGIN_FILES:%.c=$(O)/%.o)
 	@mkdir -p $(@D)
 	$(CC) -shared -Wl,--version-script=spank/plugin.map -o $@ $^ -lconfig -lm -lpthread
