@@ -158,6 +158,28 @@ static void an_end_after_its_return(void) {
     CU_ASSERT(WIFEXITED(said) && WEXITSTATUS(said) == 5);
 }
 
+/* A fork has none of the threads: its end is the usual one. */
+static void an_end_of_a_child(void) {
+    int said = 0;
+    fflush(NULL);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        asked a = {0, 3, NULL};
+        atexit(call_handler);
+        if (epo_limited_call(call_run, call_late, call_make(NULL, 0), look, &a) != EPO_E_TIMEOUT)
+            _exit(99);
+        const pid_t child = fork();
+        if (child == 0)
+            exit(1);
+        while (waitpid(child, &said, 0) < 0)
+            ;
+        _exit(WIFEXITED(said) ? WEXITSTATUS(said) : 98);
+    }
+    while (waitpid(pid, &said, 0) < 0)
+        ;
+    CU_ASSERT(WIFEXITED(said) && WEXITSTATUS(said) == 5);
+}
+
 int main(void) {
     static const CU_TestInfo tests[] = {
         {"a call that returns", a_call_that_returns},
@@ -165,6 +187,7 @@ int main(void) {
         {"a call that returns just then", a_call_that_returns_just_then},
         {"a thread is left: the end keeps its status", an_end_keeps_its_status},
         {"a thread was left: the end is the usual one", an_end_after_its_return},
+        {"an end of a child of it", an_end_of_a_child},
         CU_TEST_INFO_NULL,
     };
     return unit_run("limited", tests);

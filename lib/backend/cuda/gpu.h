@@ -359,6 +359,8 @@ epo_status gpu_rest_stream(epo_backend *be, cudaStream_t stream, const char *pha
 epo_status gpu_rest_event(epo_backend *be, cudaEvent_t event, const char *phase);
 /* Does the stream come to rest, so that what it uses may go?  NULL does. */
 bool gpu_rests(epo_backend *be, cudaStream_t stream);
+/* The same where it may stand for a peer that is late: nothing is said of it, nor counted. */
+bool gpu_rests_within(cudaStream_t stream, double limit_s);
 double gpu_release_limit(const epo_backend *be);
 
 /* ---- memory.c ---- */

@@ -146,7 +146,7 @@ static epo_status alloc_done(epo_backend *be, cudaError_t e, uint64_t bytes, con
 static void pool_trim(epo_backend *be) {
     gpu_memory_state *m = be->memory;
     (void)cudaGetLastError();
-    if (m->pool != NULL && gpu_rests(be, m->give))
+    if (m->pool != NULL && gpu_rests_within(m->give, gpu_release_limit(be)))
         (void)cudaMemPoolTrimTo(m->pool, 0);
 }
 

@@ -143,6 +143,13 @@ epo_status gpu_rest_event(epo_backend *be, cudaEvent_t event, const char *phase)
     return rest(be, event_ask, event, "cudaEventQuery", phase);
 }
 
+bool gpu_rests_within(cudaStream_t stream, double limit_s) {
+    if (rest_within(limit_s, stream_ask, stream) != cudaErrorNotReady)
+        return true;
+    (void)cudaGetLastError();
+    return false;
+}
+
 bool gpu_rests(epo_backend *be, cudaStream_t stream) {
     if (stream == NULL)
         return true;

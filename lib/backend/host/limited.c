@@ -28,6 +28,7 @@
 
 /* Threads that are in a call of others still, left behind. */
 static atomic_int left_behind;
+static atomic_int left_by; /* the process that has them: a child has no such threads */
 
 /* Whoever comes second frees it. */
 typedef struct limited {
@@ -79,6 +80,8 @@ static void *limited_main(void *arg) {
 static void end_short(int status, void *ctx) {
     const struct timespec nap = {0, LIMITED_LOOK_NS};
     (void)ctx;
+    if (atomic_load(&left_by) != (int)getpid())
+        return;
     for (int i = 0; i < LIMITED_END_NAPS && atomic_load(&left_behind) > 0; i++)
         nanosleep(&nap, NULL);
     if (atomic_load(&left_behind) == 0)
@@ -122,8 +125,10 @@ epo_status epo_limited_call(void (*fn)(void *ctx), void (*late)(void *ctx), void
     }
     const bool returned = l->returned;
     l->left = !returned;
-    if (!returned)
+    if (!returned) {
+        atomic_store(&left_by, (int)getpid());
         atomic_fetch_add(&left_behind, 1);
+    }
     pthread_mutex_unlock(&l->lock);
     if (!returned) {
         (void)on_exit(end_short, NULL);
