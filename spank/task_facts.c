@@ -10,8 +10,6 @@
 #include "rules/program.h"
 #include "rules/settings.h"
 
-#include <string.h>
-
 #define SOURCE "srun"
 
 /* The settings of a framework's program; another program's arguments are its own. */
@@ -48,13 +46,12 @@ bool ep_delay_wanted(const struct ep_plugin *plugin) {
            (!plugin->decision.automatic || ep_choice_given(plugin, EPO_OPT_DELAY_WGRAD));
 }
 
-/* gpu: as the rules name it; NULL: not known. */
-static const char *backend_of(const struct ep_plugin *plugin, const char *gpu) {
+static const char *backend_of(const struct ep_plugin *plugin) {
     int dispatcher = plugin->decision.choice[EPO_OPT_DISPATCHER].value;
     const char *backend = epo_dispatcher_backend(dispatcher);
     if (backend != NULL || dispatcher == EPO_CHOICE_ALLTOALL)
         return backend;
-    return gpu != NULL && strncmp(gpu, "gb", 2) == 0 ? "hybridep" : "deepep";
+    return epo_node_flex_backend(plugin->gpu_class);
 }
 
 static epo_status put_decision(const struct ep_plugin *plugin, epo_facts *facts) {
@@ -63,13 +60,12 @@ static epo_status put_decision(const struct ep_plugin *plugin, epo_facts *facts)
     char name[32]; /* the site may say "GB200" or "NVIDIA GB200" */
     const bool known =
         plugin->gpu_class != NULL && epo_node_gpu(plugin->gpu_class, name, sizeof name);
-    const char *gpu = known ? name : NULL;
     enum { AT_TYPE = 2, AT_BACKEND = 3 };
     const char *const values[][2] = {
         {"overlap_moe_expert_parallel_comm", "true"},
         {"delay_wgrad_compute", delayed ? "true" : "false"},
         {"moe_token_dispatcher_type", epo_dispatcher_kind(choice[EPO_OPT_DISPATCHER].value)},
-        {"moe_flex_dispatcher_backend", backend_of(plugin, gpu)},
+        {"moe_flex_dispatcher_backend", backend_of(plugin)},
         {"gpu", known ? name : plugin->gpu_class}};
     epo_status status = EPO_OK;
     /* a default gives way to the program's own dispatcher */

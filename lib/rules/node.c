@@ -113,6 +113,12 @@ bool epo_node_gpu(const char *name, char *gpu, size_t room) {
     return fact != NULL;
 }
 
+const char *epo_node_flex_backend(const char *name) {
+    char gpu[32];
+    bool rack = name != NULL && epo_node_gpu(name, gpu, sizeof gpu) && strncmp(gpu, "gb", 2) == 0;
+    return rack ? "hybridep" : "deepep";
+}
+
 static void check_class(const epo_node_question *q, const epo_facts *facts,
                         epo_findings *findings) {
     char want[32], have[32];
@@ -217,8 +223,6 @@ static epo_status fill_in(const epo_node_question *q, epo_facts *facts) {
     bool own = given == NULL || given->is_default || given->kind == EPO_FACT_UNKNOWN;
     const char *backend = epo_dispatcher_backend(q->dispatcher);
     const char *said = name != NULL && name->kind == EPO_FACT_TEXT ? name->text : q->site_gpu;
-    char gpu[32];
-    bool rack = said != NULL && epo_node_gpu(said, gpu, sizeof gpu) && strncmp(gpu, "gb", 2) == 0;
     epo_status status = epo_facts_set(facts, "dispatcher_request",
                                       q->automatic ? "auto" : "explicit", "the options");
     if (status == EPO_OK)
@@ -232,7 +236,7 @@ static epo_status fill_in(const epo_node_question *q, epo_facts *facts) {
     if (status != EPO_OK || !own || q->dispatcher == EPO_CHOICE_ALLTOALL)
         return status;
     if (backend == NULL && framework)
-        backend = rack ? "hybridep" : "deepep";
+        backend = epo_node_flex_backend(said);
     if (backend == NULL) /* our own flex needs no backend of theirs */
         return epo_facts_set(facts, "flex_backend", NULL, "ep-overlap's own flex");
     status = epo_facts_set(facts, "moe_flex_dispatcher_backend", backend, "the options");

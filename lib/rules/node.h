@@ -53,6 +53,9 @@ epo_status epo_node_environment(epo_facts *facts,
 /* "h100" for "h100", "H100-80GB" and "NVIDIA H100 80GB HBM3"; false for no GPU's name. */
 bool epo_node_gpu(const char *name, char *gpu, size_t room);
 
+/* Megatron's backend of flex on GPUs of that name, or class; NULL: not known. */
+const char *epo_node_flex_backend(const char *name);
+
 /* Judges.  Puts into `facts` what follows from the question.  A user's variable that
  * harms is a warning.  Fails for memory only, or on a mistake in the rules' table. */
 epo_status epo_node_judge(const epo_node_question *question, epo_facts *facts,
