@@ -111,8 +111,14 @@ static void a_call_that_returns_just_then(void) {
 static void library_end(void) { raise(SIGSEGV); }
 static void call_handler(void) { _exit(5); }
 
-static int end_of(unsigned go, int status) {
+static int said_by(pid_t process) {
     int said = 0;
+    while (waitpid(process, &said, 0) < 0)
+        ;
+    return said;
+}
+
+static int end_of(unsigned go, int status) {
     fflush(NULL);
     const pid_t pid = fork();
     if (pid == 0) {
@@ -123,9 +129,7 @@ static int end_of(unsigned go, int status) {
         const epo_status left = epo_limited_call(call_run, call_late, c, look, &a);
         exit((left == EPO_OK) == (go > 0) ? status : 99);
     }
-    while (waitpid(pid, &said, 0) < 0)
-        ;
-    return said;
+    return said_by(pid);
 }
 
 static void an_end_keeps_its_status(void) {
@@ -140,7 +144,6 @@ static void an_end_keeps_its_status(void) {
 
 /* Its call has returned by then: the end is the usual one, with every handler. */
 static void an_end_after_its_return(void) {
-    int said = 0;
     fflush(NULL);
     const pid_t pid = fork();
     if (pid == 0) {
@@ -153,14 +156,12 @@ static void an_end_after_its_return(void) {
         sem_post(go);
         exit(1);
     }
-    while (waitpid(pid, &said, 0) < 0)
-        ;
+    const int said = said_by(pid);
     CU_ASSERT(WIFEXITED(said) && WEXITSTATUS(said) == 5);
 }
 
 /* A fork has none of the threads: its end is the usual one. */
 static void an_end_of_a_child(void) {
-    int said = 0;
     fflush(NULL);
     const pid_t pid = fork();
     if (pid == 0) {
@@ -171,12 +172,10 @@ static void an_end_of_a_child(void) {
         const pid_t child = fork();
         if (child == 0)
             exit(1);
-        while (waitpid(child, &said, 0) < 0)
-            ;
+        const int said = said_by(child);
         _exit(WIFEXITED(said) ? WEXITSTATUS(said) : 98);
     }
-    while (waitpid(pid, &said, 0) < 0)
-        ;
+    const int said = said_by(pid);
     CU_ASSERT(WIFEXITED(said) && WEXITSTATUS(said) == 5);
 }
 
