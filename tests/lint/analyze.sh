@@ -14,8 +14,10 @@ cd "$root" || exit 2
 # CUDA's and the tests' sources are left out; status.c defines what EPO_ANALYZER wraps.
 mapfile -t files < <(sources '*.c' | grep -E '^(lib|spank|tools)/' | grep -vE '/cuda/|^lib/core/status\.c$')
 need_files "${files[@]}"
+# Words that the Makefile fragments define as texts; which text does not matter here.
+mapfile -t defines < <(grep -ohE -- "-D[A-Z_]+='\"" lib/*/Makefile.inc spank/Makefile.inc tools/*/Makefile.inc | sed "s/='.*/=\"p\"/" | sort -u)
 flags=(-std=gnu11 -DEPO_ANALYZER -D_GNU_SOURCE -I"$build" -Ilib/include -Ilib -Ispank -Itools/ep-overlap -Itools/ep-train
-    '-DEP_PROBE="p"' '-DEP_CONFIG="p"' '-DEP_SCANCEL="p"' '-DEP_LIBRARY="p"' '-DEP_PLUGIN="p"' '-DEPO_ENGINE_NAME="host"')
+    "${defines[@]}")
 mapfile -t -O ${#flags[@]} flags < <(pkg-config --cflags-only-I openblas 2>/dev/null | tr -s ' ' '\n' | grep .)
 
 # Each prints FILE:LINE:CHECK:message.

@@ -337,7 +337,7 @@ static double far_sooner(double a, double b) { return a < b ? a : b; }
 /* By one of rank 0's addresses, which are called one after the other, but none waits for the one
  * before for long: it may lead nowhere.  -1: all lead to somebody else, or nowhere. */
 static int far_call(const far_card *card, int rank, int ranks, double until, far_stage *stage) {
-    struct pollfd p[FAR_ADDRESSES];
+    struct pollfd p[FAR_ADDRESSES] = {{0}};
     const int count = card->count < FAR_ADDRESSES ? card->count : FAR_ADDRESSES;
     const double step = far_sooner(FAR_STEP_S, (until - far_now()) / (2.0 * count));
     const double end = far_sooner(until, far_now() + count * step + FAR_CONNECT_S);
