@@ -9,6 +9,7 @@
 #include "unit.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -25,6 +26,7 @@ struct CUstream_st {
 };
 struct CUevent_st {
     atomic_int used;
+    int at; /* what had been put on streams when it was recorded */
 };
 
 static struct {
@@ -35,6 +37,9 @@ static struct {
     atomic_int closing;     /* who does */
     atomic_int pushed;      /* contexts, ever */
     _Atomic(cu_event) busy; /* not reached yet */
+    atomic_int put;         /* on streams, ever */
+    atomic_int refused;     /* copies that are refused from now on */
+    atomic_bool records_fail;
 } gpu;
 static _Thread_local int capture_mode; /* 0: global */
 
@@ -113,6 +118,7 @@ static cu_result d_stream_destroy(cu_stream s) {
     return 0;
 }
 static cu_result use(cu_stream s) {
+    atomic_fetch_add(&gpu.put, 1);
     if (s != NULL)
         atomic_fetch_add(&s->used, 1);
     return 0;
@@ -133,6 +139,10 @@ static cu_result d_write(cu_stream s, cu_pointer word, uint32_t value, unsigned 
 }
 static cu_result d_copy(cu_pointer to, cu_pointer from, size_t n, cu_stream s) {
     (void)to, (void)from, (void)n;
+    if (atomic_load(&gpu.refused) > 0) {
+        atomic_fetch_sub(&gpu.refused, 1);
+        return 2;
+    }
     atomic_fetch_add(&gpu.copies, 1);
     return use(s);
 }
@@ -153,8 +163,12 @@ static cu_result d_event_query(cu_event e) {
     return e == atomic_load(&gpu.busy) ? CU_NOT_READY : 0;
 }
 static cu_result d_event_record(cu_event e, cu_stream s) {
+    if (atomic_load(&gpu.records_fail))
+        return 2;
     atomic_fetch_add(&e->used, 1);
-    return use(s);
+    (void)use(s);
+    e->at = atomic_load(&gpu.put);
+    return 0;
 }
 static cu_result d_capturing(cu_stream s, int *out) {
     *out = 0;
@@ -214,6 +228,12 @@ bool recorder_wants_marks(void) { return false; }
 
 /* ---- an NCCL that takes everything ---- */
 
+static struct {
+    _Atomic(ncclComm_t) gone; /* its memory has been given back */
+    atomic_int looked_into;   /* calls with it */
+    atomic_int sends;
+} given;
+
 static ncclResult_t n_group(void) { return ncclSuccess; }
 static ncclResult_t n_simulate(ncclSimInfo_t *info) {
     (void)info;
@@ -222,6 +242,8 @@ static ncclResult_t n_simulate(ncclSimInfo_t *info) {
 static ncclResult_t n_send(const void *b, size_t n, ncclDataType_t t, int p, ncclComm_t c,
                            cudaStream_t s) {
     (void)b, (void)n, (void)t, (void)p, (void)s;
+    atomic_fetch_add(&given.sends, 1);
+    atomic_fetch_add(&given.looked_into, c == atomic_load(&given.gone));
     return c == NULL ? ncclInvalidUsage : ncclSuccess;
 }
 static ncclResult_t n_recv(void *b, size_t n, ncclDataType_t t, int p, ncclComm_t c,
@@ -313,8 +335,8 @@ static bool exchange_of(const pair *p, thread_state *t, bool end, uint64_t bytes
     CU_ASSERT_EQUAL(group_message(&nccl, t, &m), ncclSuccess);
     m.send = false;
     CU_ASSERT_EQUAL(group_message(&nccl, t, &m), ncclSuccess);
-    if (end)
-        CU_ASSERT_EQUAL(group_end(&nccl, t), ncclSuccess);
+    const ncclResult_t r = end ? group_end(&nccl, t) : ncclSuccess;
+    CU_ASSERT_TRUE(r == ncclSuccess || (r == ncclInvalidArgument && comm_find(p->handle) == NULL));
     return true;
 }
 
@@ -362,17 +384,40 @@ static void test_abort_beside_groups(void) {
     CU_ASSERT_TRUE(atomic_load(&gpu.copies) > 0); /* some of it was carried */
 }
 
-/* A thread has its messages collected; the communicator is aborted; the group ends. */
+/* A thread has its messages collected; the communicator is aborted, and another gets its handle;
+ * the group ends.  NCCL gets what is another communicator's alone. */
 static void test_abort_inside_a_group(void) {
-    pair p;
-    pair_open(&p, 100);
-    thread_state *t = thread_here();
-    CU_ASSERT_TRUE(exchange(&p, t, false));
-    abort_of(&p);
-    CU_ASSERT_TRUE(atomic_load(&gpu.streams) > 0); /* the group holds it */
-    CU_ASSERT_EQUAL(group_end(&nccl, t), ncclSuccess);
-    expect_released();
-    pair_leave(&p);
+    for (unsigned renewed = 0; renewed < 2; renewed++) {
+        pair p, other, next;
+        pair_open(&p, 100 + renewed);
+        pair_open(&other, 102 + renewed);
+        thread_state *t = thread_here();
+        CU_ASSERT_TRUE(exchange(&p, t, false));
+        CU_ASSERT_TRUE(exchange_of(&other, t, false, 0));
+        abort_of(&p);
+        CU_ASSERT_TRUE(atomic_load(&gpu.streams) > 0); /* the group holds it */
+        atomic_store(&given.gone, p.handle);
+        atomic_store(&given.looked_into, 0);
+        atomic_store(&given.sends, 0);
+        if (renewed) {
+            pair_open(&next, 104);
+            next.comm->handle = p.handle;
+        }
+        CU_ASSERT_EQUAL(group_end(&nccl, t), ncclSuccess); /* (the inner one) */
+        CU_ASSERT_EQUAL(group_end(&nccl, t), ncclInvalidArgument);
+        CU_ASSERT_EQUAL(atomic_load(&given.looked_into), 0);
+        CU_ASSERT_EQUAL(atomic_load(&given.sends), 2);
+        atomic_store(&given.gone, NULL);
+        abort_of(&other);
+        pair_leave(&other);
+        if (renewed) {
+            next.handle = p.handle;
+            abort_of(&next);
+            pair_leave(&next);
+        }
+        expect_released();
+        pair_leave(&p);
+    }
 }
 
 static void *leave_open(void *argument) {
@@ -399,7 +444,7 @@ static void test_other_ends(void) {
         channel_abort(ch);
         if (simulated) {
             channel_close_later(ch, &t->ending);
-            CU_ASSERT_EQUAL(group_simulate(&nccl, t, NULL), ncclSuccess);
+            CU_ASSERT_EQUAL(group_simulate(&nccl, t, NULL), ncclInvalidArgument);
             CU_ASSERT_PTR_NULL(t->ending);
         } else {
             channel_close(ch);
@@ -480,6 +525,72 @@ static void test_release_waits(void) {
     }
 }
 
+/* What waited is given back by the exchange of another communicator, which does not wait for it:
+ * the driver takes its time, and the message that a limit is over does not come. */
+static void test_exchange_goes_on(void) {
+    char said[256] = "";
+    pair a, b;
+    pair_open(&a, 180);
+    pair_open(&b, 181);
+    exchange_until_opened(&a, 1);
+    exchange_until_opened(&b, 1);
+    channel *ch = comm_channel(b.comm);
+    atomic_store(&gpu.busy, ch->last);
+    abort_of(&a);
+    CU_ASSERT_EQUAL(atomic_load(&gpu.opened), 2);
+    atomic_store(&gpu.held, true);
+    atomic_store(&gpu.closing, 0);
+    atomic_store(&gpu.busy, NULL);
+    FILE *log = tmpfile();
+    const int before = dup(2);
+    CU_ASSERT_TRUE_FATAL(log != NULL && before >= 0 && dup2(fileno(log), 2) == 2);
+    for (const double start = agree_now();
+         atomic_load(&gpu.closing) == 0 && agree_now() - start < 20;)
+        CU_ASSERT_TRUE(exchange(&b, thread_here(), true));
+    CU_ASSERT_EQUAL(dup2(before, 2), 2);
+    close(before);
+    rewind(log);
+    CU_ASSERT_PTR_NULL(fgets(said, sizeof said, log));
+    fclose(log);
+    CU_ASSERT_TRUE(atomic_load(&gpu.closing) == 1 && atomic_load(&gpu.opened) == 2);
+    CU_ASSERT_TRUE(exchange(&b, thread_here(), true));
+    atomic_store(&gpu.held, false);
+    channel_put(ch);
+    abort_of(&b);
+    for (int i = 0; i < 5000 && atomic_load(&gpu.registered) > 0; i++)
+        usleep(1000);
+    expect_released();
+    pair_leave(&a);
+    pair_leave(&b);
+}
+
+/* The driver refuses a copy when a part of the exchange stands on the stream already: its end is
+ * known all the same, or, where no event can be had, nothing is given back that it may use. */
+static void test_part_of_an_exchange(void) {
+    for (unsigned lost = 0; lost < 2; lost++) {
+        pair p;
+        pair_open(&p, 190 + lost);
+        exchange_until_opened(&p, 1);
+        channel *ch = comm_channel(p.comm);
+        ncclResult_t r = ncclSuccess;
+        atomic_store(&gpu.refused, 1);
+        atomic_store(&gpu.records_fail, lost != 0);
+        for (int i = 0; i < 1000 && r == ncclSuccess; i++) {
+            CU_ASSERT_TRUE(exchange(&p, thread_here(), false));
+            r = group_end(&nccl, thread_here());
+        }
+        CU_ASSERT_EQUAL(r, ncclUnhandledCudaError);
+        CU_ASSERT_EQUAL(ch->last->at == atomic_load(&gpu.put), lost == 0);
+        atomic_store(&gpu.records_fail, false);
+        channel_put(ch);
+        abort_of(&p);
+        CU_ASSERT_EQUAL(atomic_load(&gpu.opened), lost);
+        if (lost == 0)
+            expect_released();
+        pair_leave(&p);
+    }
+}
+
 /* A capture elsewhere, in the mode in which no thread may wait: ours tells the driver otherwise. */
 static void test_end_beside_a_capture(void) {
     pair p;
@@ -545,6 +656,8 @@ int main(void) {
         {"an end beside a capture", test_end_beside_a_capture},
         {"small messages", test_small},
         {"communicators that are gone", test_gone},
+        {"an exchange does not wait for a release", test_exchange_goes_on},
+        {"a part of an exchange", test_part_of_an_exchange}, /* (leaves something open: the last) */
         CU_TEST_INFO_NULL,
     };
     return unit_run("intercept_hold", tests);

@@ -29,6 +29,7 @@ typedef struct job {
     size_t count;
     cudaStream_t stream, side;     /* side: where ours goes */
     bool streams, captured, mixed; /* streams: more than one; mixed: NCCL has a part, too */
+    bool self;                     /* something goes to oneself, on a stream beside it */
     way way[AGREE_RANKS];
     channel_words words; /* not on the stream yet */
 } job;
@@ -265,12 +266,13 @@ static void wait_for(job *j, int i) {
 }
 
 /* What goes to oneself has a stream of its own, which begins where the program's stands now. */
-static ncclResult_t fork_self(job *j, bool *any) {
+static ncclResult_t fork_self(job *j) {
     channel *ch = j->ch;
     const size_t s = next_self(j, 0, true);
-    *any = s < j->count && j->messages[s].carried;
-    if (*any)
-        TRY(ch, ch->cu->event_record(ch->fork, j->side));
+    if (s == j->count || !j->messages[s].carried)
+        return ncclSuccess;
+    TRY(ch, ch->cu->event_record(ch->fork, j->side));
+    j->self = true;
     return ncclSuccess;
 }
 
@@ -284,7 +286,13 @@ static ncclResult_t move_self(job *j) {
         if (to != from)
             TRY(ch, copy_here(ch, to, from, j->messages[s].bytes, ch->self));
     }
+    return ncclSuccess;
+}
+
+static ncclResult_t join_self(job *j) {
+    channel *ch = j->ch;
     TRY(ch, ch->cu->event_record(ch->join, ch->self));
+    TRY(ch, ch->cu->stream_wait(j->side, ch->join, 0));
     return ncclSuccess;
 }
 
@@ -299,17 +307,15 @@ static void mark(job *j, uint32_t what) {
 }
 
 /* First what takes longest and what the peers wait for; the calls behind it are made meanwhile. */
-static ncclResult_t move_all(job *j) {
+static ncclResult_t move_parts(job *j) {
     channel *ch = j->ch;
     const int n = ch->count, me = ch->agree.me;
-    bool self = false;
-    mark(j, RECORDER_MARK_BEGIN);
-    ncclResult_t r = fork_self(j, &self);
+    ncclResult_t r = fork_self(j);
     say_ready(j);
     for (int k = 1; k < n && r == ncclSuccess; k++)
         if (j->way[(me + k) % n].sends)
             r = write_to(j, (me + k) % n);
-    if (r == ncclSuccess && self)
+    if (r == ncclSuccess && j->self)
         r = move_self(j);
     for (int k = 1; k < n; k++)
         if (j->way[(me + n - k) % n].receives)
@@ -317,11 +323,22 @@ static ncclResult_t move_all(job *j) {
     if (r != ncclSuccess)
         return r;
     TRY(ch, words_flush(ch, &j->words, j->side));
-    if (self)
-        TRY(ch, ch->cu->stream_wait(j->side, ch->join, 0));
-    mark(j, RECORDER_MARK_END);
-    TRY(ch, ch->cu->event_record(ch->last, j->side));
     return ncclSuccess;
+}
+
+/* What is on the streams has an end, also where the driver refused something and that is a part:
+ * giving memory back and the end of the communicator wait for it. */
+static ncclResult_t move_all(job *j) {
+    channel *ch = j->ch;
+    mark(j, RECORDER_MARK_BEGIN);
+    ncclResult_t r = move_parts(j), joined = j->self ? join_self(j) : ncclSuccess;
+    mark(j, RECORDER_MARK_END);
+    const cu_result last = ch->cu->event_record(ch->last, j->side);
+    if (joined != ncclSuccess || last != 0)
+        atomic_store(&ch->lost, true);
+    if (last != 0)
+        joined = channel_fail(ch, "event_record(last)", last);
+    return r != ncclSuccess ? r : joined;
 }
 
 /* Where the exchange before this one stands on another stream, this one comes behind it. */
@@ -356,7 +373,6 @@ static void tidy(channel *ch, double now) {
     if (may)
         ch->given_back = now;
     ch->tidied = now;
-    channel_sweep();
 }
 
 /* A group of which something may be ours, or that is captured, or at times. */
@@ -393,12 +409,15 @@ ncclResult_t channel_exchange(channel *ch, message *messages, size_t count, bool
     ncclResult_t r = ncclSuccess;
     *beside = false;
     pthread_mutex_lock(&ch->lock);
+    const bool due = tidy_due(ch);
     job_open(&j, ch, messages, count);
-    if (j.captured || is_tried(&j) || tidy_due(ch))
+    if (j.captured || is_tried(&j) || due)
         r = exchange(&j, beside);
     else
         refuse_all(&j);
     pthread_mutex_unlock(&ch->lock);
+    if (due && !j.captured)
+        channel_sweep(false);
     return r;
 }
 

@@ -74,6 +74,7 @@ struct channel {
     uint64_t last_stream;      /* that it was recorded on: the driver's number */
     atomic_uint holders;       /* the communicator, and who looks at it now */
     bool ended;                /* nothing more comes onto the streams; under `lock` */
+    atomic_bool lost;          /* something stands there of which no event tells the end */
     atomic_bool aborted, stop;
     pthread_mutex_t abort_lock; /* of the releaser */
     bool releasing;
@@ -97,13 +98,16 @@ int channel_index(const channel *ch, int rank);
 
 /* From now on, until it is released, it may have something on its way. */
 void channel_enlist(channel *ch);
+/* Whether something of its own is on its way.  In the channel's context. */
+bool channel_is_busy(const channel *ch);
 /* Whether nothing of ours is on its way in the channel's context, or nothing was given back for
  * CHANNEL_FORCE_S. */
 bool channel_may_give_back(const channel *ch);
 /* Something of ours will not end: the latter does not count any more. */
 void channel_abandon(void);
-/* Releases what has waited for that. */
-void channel_sweep(void);
+/* Releases what has waited for that.  `wait`: until it is done, with a limit; else a thread does
+ * it, as the driver may take long. */
+void channel_sweep(bool wait);
 /* Of one that has no part in the driver (any more). */
 void channel_free(channel *ch);
 bool channel_thread(pthread_t *thread, void *(*run)(void *), void *argument);

@@ -85,7 +85,7 @@ static bool drain(channel *ch, double limit_s) {
     if (ch->cu->context_push(ch->context) != 0)
         return true; /* the context is gone, and its streams with it */
     const bool relaxed = ch->cu->capture_mode(&mode) == 0;
-    while ((busy = ch->cu->event_query(ch->last) == CU_NOT_READY) && agree_now() < until)
+    while ((busy = channel_is_busy(ch)) && !atomic_load(&ch->lost) && agree_now() < until)
         nap();
     if (relaxed)
         (void)ch->cu->capture_mode(&mode);

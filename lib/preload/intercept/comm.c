@@ -94,6 +94,16 @@ channel *comm_channel(comm *c) {
     return ch;
 }
 
+bool comm_stay(const comm *c, ncclComm_t handle) {
+    pthread_rwlock_rdlock(&context.lock);
+    const bool stays = c->handle == handle;
+    if (!stays)
+        pthread_rwlock_unlock(&context.lock);
+    return stays;
+}
+
+void comm_leave(void) { pthread_rwlock_unlock(&context.lock); }
+
 channel *comm_retire(comm *c) {
     pthread_rwlock_wrlock(&context.lock);
     if (unlink_from(&context.first, c)) {

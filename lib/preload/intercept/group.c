@@ -7,6 +7,7 @@
 
 #include "preload/intercept/intercept.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -134,13 +135,32 @@ static void count_message(const message *m) {
         tally_add(&m->comm->fell[way], m->bytes);
 }
 
+/* NCCL would look into what it has given back, or into another communicator that has the handle
+ * now; of one whose memory is gone it says the same. */
+static ncclResult_t ended_meanwhile(const comm *c) {
+    fprintf(stderr,
+            "ep-overlap: rank %d of %d: a communicator was ended while a group had messages of it, "
+            "which are not sent; end it after ncclGroupEnd\n",
+            c->rank, c->ranks);
+    return ncclInvalidArgument;
+}
+
 /* What was kept and is not ours, in the program's order. */
 static ncclResult_t pass_rest(const real_nccl *real, thread_state *t) {
+    const comm *ended = NULL;
     ncclResult_t r = ncclSuccess;
-    for (size_t i = 0; i < t->count && r == ncclSuccess; i++)
-        if (!t->messages[i].carried && !t->messages[i].passed)
-            r = pass(real, t, &t->messages[i]);
-    return r;
+    for (size_t i = 0; i < t->count && r == ncclSuccess; i++) {
+        const message *m = &t->messages[i];
+        if (m->carried || m->passed)
+            continue;
+        if (!comm_stay(m->comm, m->handle)) {
+            ended = m->comm;
+            continue;
+        }
+        r = pass(real, t, m);
+        comm_leave();
+    }
+    return r == ncclSuccess && ended != NULL ? ended_meanwhile(ended) : r;
 }
 
 /* The channel of the communicator that the i-th message is of, which one of them holds. */
@@ -201,10 +221,10 @@ ncclResult_t group_end(const real_nccl *real, thread_state *t) {
     if (t->depth > 0)
         return r;
     channel_close_all(&t->ending);
-    const bool went = r == ncclSuccess || r == ncclInProgress;
-    const ncclResult_t joined = prepared == ncclSuccess && went ? group_join(t) : prepared;
-    if (went)
-        r = joined != ncclSuccess ? joined : r;
+    if (r == ncclSuccess || r == ncclInProgress) {
+        const ncclResult_t joined = group_join(t);
+        r = prepared != ncclSuccess ? prepared : joined != ncclSuccess ? joined : r;
+    }
     forget(t);
     return r;
 }

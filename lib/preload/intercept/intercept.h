@@ -119,6 +119,10 @@ channel *comm_channel(comm *c);
 /* Why a message that had no channel is NCCL's: the reason, or that the communicator is in error or
  * at its end. */
 fallback comm_why(const comm *c);
+/* True: it has not been ended since it had this handle, and is not before comm_leave(), so NCCL may
+ * be called with it; nothing that waits, as whoever ends any communicator waits for it. */
+bool comm_stay(const comm *c, ncclComm_t handle);
+void comm_leave(void);
 /* NCCL releases it; its figures stay.  Its channel, which is the caller's now to close. */
 channel *comm_retire(comm *c);
 void comm_free(comm *c);

@@ -23,6 +23,7 @@ enum {
     ncclSuccess = 0,
     ncclUnhandledCudaError = 1,
     ncclSystemError = 2,
+    ncclInvalidArgument = 4,
     ncclInvalidUsage = 5,
     ncclInProgress = 7,
 };

@@ -58,6 +58,12 @@ static void strike(const channel *ch) {
     pthread_mutex_unlock(&context.lock);
 }
 
+/* (a driver in error runs nothing any more) */
+bool channel_is_busy(const channel *ch) {
+    const cu_result r = ch->cu->event_query(ch->last);
+    return r == CU_NOT_READY || (r == 0 && atomic_load(&ch->lost));
+}
+
 /* Whether nothing of ours is on its way in the channel's context. */
 static bool is_quiet(const channel *ch) {
     int mode = CU_CAPTURE_RELAXED; /* another thread may be capturing */
@@ -68,7 +74,7 @@ static bool is_quiet(const channel *ch) {
     const bool relaxed = ch->cu->capture_mode(&mode) == 0;
     pthread_mutex_lock(&context.lock);
     for (const channel *c = context.all; c != NULL && quiet; c = c->all_next)
-        quiet = c->context != ch->context || ch->cu->event_query(c->last) != CU_NOT_READY;
+        quiet = c->context != ch->context || !channel_is_busy(c);
     pthread_mutex_unlock(&context.lock);
     if (relaxed)
         (void)ch->cu->capture_mode(&mode);
@@ -180,7 +186,7 @@ static void wait_for(const leaving *l, int rank, int ranks) {
 
 /* The GPU may have work that is not ours and waits for a peer, of NCCL's other communicators: a
  * thread goes on with it where it takes longer than the limit. */
-static void release_limited(channel *ch) {
+static void release_limited(channel *ch, bool wait) {
     const int rank = ch->owner->rank, ranks = ch->owner->ranks;
     leaving *l = ch->registered ? calloc(1, sizeof *l) : NULL;
     pthread_t thread;
@@ -194,7 +200,8 @@ static void release_limited(channel *ch) {
         return;
     }
     pthread_detach(thread);
-    wait_for(l, rank, ranks);
+    if (wait)
+        wait_for(l, rank, ranks);
     leaving_put(l);
 }
 
@@ -221,13 +228,13 @@ static channel *wait_pop(void) {
     return ch;
 }
 
-void channel_sweep(void) {
+void channel_sweep(bool wait) {
     for (channel *ch; (ch = wait_pop()) != NULL;) {
         if (!channel_may_give_back(ch)) {
             wait_push(ch, true);
             return;
         }
-        release_limited(ch);
+        release_limited(ch, wait);
     }
 }
 
@@ -243,6 +250,6 @@ void channel_put(channel *ch) {
     if (ch->registered)
         wait_push(ch, false);
     else
-        release_limited(ch);
-    channel_sweep();
+        release_limited(ch, true);
+    channel_sweep(true);
 }
