@@ -234,12 +234,16 @@ EXPORT int cuIpcGetMemHandle(ipc *out, uintptr_t p) {
     return 0;
 }
 
-/* FAKE_CUDA_NO_P2P=N: process number N cannot open anybody's memory. */
+/* FAKE_CUDA_NO_P2P=N: process number N cannot open anybody's memory.  FAKE_CUDA_SLOW=N: process
+ * number N takes long to open some. */
 EXPORT int cuIpcOpenMemHandle_v2(uintptr_t *out, ipc in, unsigned flags) {
     FAILS;
     handle h;
-    const char *rank = getenv("RANK"), *without = getenv("FAKE_CUDA_NO_P2P");
+    const char *rank = getenv("RANK"), *without = getenv("FAKE_CUDA_NO_P2P"),
+               *slow = getenv("FAKE_CUDA_SLOW");
     (void)flags;
+    if (rank != NULL && slow != NULL && strcmp(rank, slow) == 0)
+        usleep(200000);
     if (rank != NULL && without != NULL && strcmp(rank, without) == 0)
         return 217;
     memcpy(&h, &in, sizeof h);

@@ -4,6 +4,7 @@
  * processes of one user on one machine, messages through files, carried out by the CPU
  * when a group ends (all sends, then all receives).  Every call is written to the file
  * that FAKE_NCCL_LOG names.  FAKE_NCCL_FAIL="ncclSend:4" makes a function return 4.
+ * Of a message that is longer than its receiver takes the pieces come mixed up, as NCCL's do.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -281,6 +282,19 @@ static void post(const entry *e) {
         abort();
 }
 
+/* Messages that were received here, so were NCCL's. */
+static atomic_int fetched;
+int fake_nccl_fetched(void) __attribute__((visibility("default")));
+int fake_nccl_fetched(void) { return atomic_load(&fetched); }
+
+static void mix_up(char *bytes, size_t count) {
+    for (size_t i = 0; i < count / 2; i++) {
+        const char first = bytes[i];
+        bytes[i] = bytes[count / 2 + i];
+        bytes[count / 2 + i] = first;
+    }
+}
+
 static void fetch(const entry *e) {
     char path[ROOM + 96];
     ncclComm_t c = e->comm;
@@ -290,6 +304,9 @@ static void fetch(const entry *e) {
         nap();
     char *copy = malloc(e->bytes + 1);
     const ssize_t n = read(fd, copy, e->bytes);
+    if (lseek(fd, 0, SEEK_END) > (off_t)e->bytes)
+        mix_up(copy, e->bytes);
+    atomic_fetch_add(&fetched, 1);
     if (n > 0 && cuda_copy((uintptr_t)e->at, (uintptr_t)copy, (size_t)n) != 0)
         abort();
     cuda_sync(NULL); /* a copy from the host returns before it has arrived */
