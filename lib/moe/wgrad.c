@@ -122,17 +122,20 @@ static void note_done(void *ctx) { __atomic_store_n((int *)ctx, 1, __ATOMIC_RELE
 epo_status moe_wgrad_issue_end(moe_wgrad *w) {
     epo_group *g = w->layer->group;
     epo_deps deps = moe_deps("wgrad done", EPO_INTERVAL_COMPUTE, -1);
-    deps.signal = g->fill_done;
     w->issued = true;
-    if (w->end == NULL)
+    if (w->end == NULL) {
+        deps.signal = g->fill_done;
         return g->ops->call(w->queue, note_done, &w->done, &deps);
+    }
+    /* `end` first: who has seen fill_done finds the entry done. */
+    deps.signal = w->end;
     const epo_layer_config *c = &w->layer->config;
     uint64_t n = (uint64_t)w->layer->local * (uint64_t)c->hidden * (uint64_t)c->ffn *
                  moe_type_size(c->wgrad_type);
     epo_status status = g->ops->poison != NULL && c->dw1 != NULL
                             ? g->ops->poison(w->queue, c->dw1, 2 * n, c->dw2, n, &deps)
                             : g->ops->zero(w->queue, NULL, 0, &deps);
-    deps.signal = w->end;
+    deps.signal = g->fill_done;
     return status == EPO_OK ? g->ops->zero(w->queue, NULL, 0, &deps) : status;
 }
 
