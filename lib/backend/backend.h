@@ -439,7 +439,8 @@ typedef struct epo_turn {
 /* Arrays that an operation names (segments, arrivals, indices, row_first) stay
  * valid until it has run.  Indices, row_first and row_count lie in memory of
  * ops->alloc; segments, arrivals and the structs themselves in ordinary memory,
- * the structs read before the call returns. */
+ * the structs read before the call returns, by a backend that has route_count
+ * segments and arrivals, too. */
 typedef struct epo_backend_ops {
     size_t size;
     const char *name;

@@ -279,6 +279,7 @@ static bool make_buffer(rank_run *r) {
         config.overflow = limits->overflow;
         config.pad_to_capacity = limits->pad_to_capacity;
         config.wire = limits->wire;
+        config.graphs = limits->graphs;
     }
     EXPECT(r->rank, r->rank->engine->buffer_create(r->group, &config, &r->buffer) == EPO_OK);
     return r->buffer != NULL;

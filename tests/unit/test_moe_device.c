@@ -1,0 +1,375 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The layer on a backend that can what a GPU's can (moe_device.h): rows read in place, both
+ * products in one operation, sums on the way, own rows that stay, maps made where the routing
+ * is, calls that graphs can hold.  Whatever it can: the plain host's bits.
+ *
+ *   EPO_SEED=N    repeat the property test from this seed
+ *   EPO_ROUNDS=N  random layers to try
+ */
+#include "moe_device.h"
+#include "moe_ranks.h"
+#include "unit.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const moe_device plain;
+
+typedef struct device_case {
+    const char *name;
+    moe_device can;
+} device_case;
+
+/* As they come: first what the parts are for themselves, then all of a GPU's. */
+static const device_case devices[] = {
+    {"nothing", {0}},
+    {"memory apart", {.apart = true}},
+    {"copies", {.copies = true}},
+    {"copies, memory apart", {.apart = true, .copies = true}},
+    {"maps", {.apart = true, .maps = true}},
+    {"own rows stay", {.apart = true, .maps = true, .own_rows = true}},
+    {"spread", {.spread = true}},
+    {"near", {.spread = true, .near = true}},
+    {"near, two-sided", {.spread = true, .near = true, .two_sided = true}},
+    {"sums", {.copies = true, .sums = true, .parts = true}},
+    {"sums by engines", {.copies = true, .sums = true, .way = EPO_WAY_ENGINES}},
+    {"a chain", {.copies = true, .chain = true}},
+    {"a chain, sums", {.copies = true, .chain = true, .sums = true, .few = true}},
+    {"a chain, two-sided", {.copies = true, .chain = true, .two_sided = true}},
+    {"a chain that stores",
+     {.apart = true, .copies = true, .maps = true, .own_rows = true, .chain = true}},
+    {"a GPU's",
+     {.apart = true,
+      .copies = true,
+      .maps = true,
+      .own_rows = true,
+      .sums = true,
+      .few = true,
+      .parts = true,
+      .spread = true,
+      .near = true,
+      .chain = true,
+      .fused = true,
+      .keeps = true}},
+};
+enum { DEVICES = sizeof devices / sizeof *devices };
+
+/* alltoall's rows come one an expert: there are no tokens to keep. */
+static epo_saved_mode kept(int flex, int i) {
+    return flex ? (epo_saved_mode)(i % 3) : i % 2 != 0 ? EPO_SAVE_NOTHING : EPO_SAVE_ROWS;
+}
+
+static double bound(const moe_case *c) { return c->type == EPO_F32 ? 1e-5 : 2.5e-2; }
+
+/* The same bits as `first`, which is right. */
+static bool same(const moe_case *c, const moe_how *how, const moe_result *first,
+                 const moe_answer *answer, const char *name) {
+    moe_result other;
+    const bool right = answer != NULL ? moe_right(c, how, answer, bound(c), true, &other)
+                                      : moe_run(c, how, &other) == 0;
+    const bool good = right && moe_agrees(c, how, first, &other);
+    if (!good)
+        fprintf(stderr, "^ with %s\n", name);
+    moe_result_free(&other);
+    return good;
+}
+
+/* Serial on the plain host, then every device, serial, overlapped and delayed. */
+static bool every_device(const moe_case *c, const moe_how *serial, int chunks, int from, int past) {
+    moe_result first;
+    moe_answer answer;
+    moe_device_be(&plain);
+    moe_reference(c, &answer);
+    bool good = moe_right(c, serial, &answer, bound(c), true, &first);
+    for (int i = 3 * from; i < 3 * past && good; i++) {
+        moe_how how = *serial;
+        how.overlap = i % 3 > 0;
+        how.delay = i % 3 > 1;
+        how.chunks = how.overlap ? chunks : 0;
+        moe_device_be(&devices[i / 3].can);
+        good = same(c, &how, &first, &answer, devices[i / 3].name);
+    }
+    moe_device_be(&plain);
+    moe_answer_free(&answer);
+    moe_result_free(&first);
+    return good;
+}
+
+static void every_device_gives_the_same_bits(void) {
+    for (int i = 0; i < 2 * 3 * CASE_STYLES; i++) {
+        moe_case c = {.seed = (uint64_t)(40 + i),
+                      .ranks = 1 + i % 3,
+                      .experts = 6 * (1 + i % 3),
+                      .hidden = 16,
+                      .ffn = 12,
+                      .top_k = 3,
+                      .batches = 2,
+                      .max_tokens = 15,
+                      .type = (epo_dtype)(i % 3),
+                      .style = (case_style)(i / 6)};
+        const moe_how serial = {.dispatcher = (epo_dispatcher)(i / 3 % 2),
+                                .align = i % 2 ? 1 : 4,
+                                .saved = kept(i / 3 % 2, i)};
+        moe_case_fill(&c);
+        CU_ASSERT(every_device(&c, &serial, 1 + i % 4, 0, DEVICES));
+        moe_case_free(&c);
+    }
+}
+
+static bool random_layer(uint64_t seed) {
+    uint64_t state = seed;
+    const uint32_t type = moe_random(&state) % 4;
+    const int chunks = 1 + (int)(moe_random(&state) % 6);
+    const int flex = (int)(moe_random(&state) % 2);
+    const moe_how serial = {.dispatcher = (epo_dispatcher)flex,
+                            .align = 1 << moe_random(&state) % 4,
+                            .saved = kept(flex, (int)(moe_random(&state) % 6))};
+    const int device = 1 + (int)(moe_random(&state) % (DEVICES - 1));
+    moe_case c;
+    moe_case_random(&c, seed, 4, type == 0 ? EPO_BF16 : type == 1 ? EPO_F16 : EPO_F32);
+    const bool good = every_device(&c, &serial, chunks, device, device + 1);
+    moe_case_free(&c);
+    return good;
+}
+static void random_layers_agree_with_the_reference(void) {
+    CU_ASSERT(moe_rounds(60, random_layer));
+}
+
+static void one_case(moe_case *c, case_style style, int hidden) {
+    *c = (moe_case){.seed = 11,
+                    .ranks = 3,
+                    .experts = 12,
+                    .hidden = hidden,
+                    .ffn = 8,
+                    .top_k = 2,
+                    .batches = 2,
+                    .max_tokens = 20,
+                    .type = EPO_F32,
+                    .style = style};
+    moe_case_fill(c);
+}
+
+/* Passes of a direction in which a rank sends rows to others. */
+static uint64_t sends(const moe_case *c) {
+    uint64_t n = 0;
+    for (int b = 0; b < c->batches; b++)
+        for (int r = 0; r < c->ranks; r++) {
+            const case_batch *in = &c->batch[b][r];
+            bool away = false;
+            for (int i = 0; i < in->tokens * c->top_k; i++)
+                away =
+                    away || (in->experts[i] >= 0 && in->experts[i] / (c->experts / c->ranks) != r);
+            n += away;
+        }
+    return n;
+}
+
+/* What is meant to run does: a test of a chain that never chains is none. */
+static void each_way_is_taken(void) {
+    const device_case *gpu = &devices[DEVICES - 1];
+    moe_case c;
+    moe_result r;
+    one_case(&c, CASE_DISTINCT, 16);
+    for (int d = 0; d < 2; d++) {
+        moe_how how = {.dispatcher = (epo_dispatcher)d, .overlap = 1, .chunks = 2};
+        moe_device_be(&gpu->can);
+        CU_ASSERT_EQUAL(moe_run(&c, &how, &r), 0);
+        CU_ASSERT_EQUAL(moe_device_chains(), 2 * 2 * 3); /* there and back, batches, ranks */
+        CU_ASSERT_EQUAL(moe_device_direct(), d == EPO_DISPATCH_ALLTOALL ? 12 : 0);
+        moe_result_free(&r);
+        how.chunks = 1; /* nothing to chain; flex's is spread, own rows apart where others come */
+        moe_device_be(&gpu->can);
+        CU_ASSERT_EQUAL(moe_run(&c, &how, &r), 0);
+        CU_ASSERT_EQUAL(moe_device_chains(), 0);
+        CU_ASSERT_EQUAL(moe_device_spreads(), d == EPO_DISPATCH_FLEX ? 12 + 2 * sends(&c) : 0);
+        moe_result_free(&r);
+        how.overlap = 0;
+        moe_device_be(&gpu->can);
+        CU_ASSERT_EQUAL(moe_run(&c, &how, &r), 0);
+        CU_ASSERT_EQUAL(moe_device_chains(), 0);
+        CU_ASSERT_EQUAL(moe_device_spreads(), d == EPO_DISPATCH_FLEX ? 12 : 0);
+        moe_result_free(&r);
+    }
+    moe_case_free(&c);
+    CU_ASSERT_EQUAL(moe_device_bytes(), 0);
+}
+
+/* Rows of e4m3, and experts of the caller's: as on the plain host. */
+static void wire_and_own_experts(void) {
+    epo_buffer_config e4m3 = EPO_BUFFER_CONFIG_INIT;
+    e4m3.wire = EPO_WIRE_E4M3;
+    for (int i = 0; i < 2 * DEVICES; i++) {
+        const bool own = i % 2;
+        moe_case c;
+        moe_result first;
+        one_case(&c, CASE_UNIFORM, own ? 12 : 128);
+        moe_how how = {.dispatcher = own && i / 2 % 2 ? EPO_DISPATCH_ALLTOALL : EPO_DISPATCH_FLEX,
+                       .own = own,
+                       .saved = own ? EPO_SAVE_ROWS : (epo_saved_mode)(i / 2 % 3),
+                       .limits = own ? NULL : &e4m3};
+        moe_device_be(&plain);
+        CU_ASSERT_EQUAL(moe_run(&c, &how, &first), 0);
+        moe_device_be(&devices[i / 2].can);
+        how.overlap = 1;
+        how.chunks = 3;
+        CU_ASSERT(same(&c, &how, &first, NULL, devices[i / 2].name));
+        moe_result_free(&first);
+        moe_case_free(&c);
+    }
+}
+
+/* ---- graphs ------------------------------------------------------------------------------ */
+
+/* Nothing too much, and some dropped either way. */
+static epo_buffer_config padded(int capacity, epo_overflow overflow) {
+    epo_buffer_config b = EPO_BUFFER_CONFIG_INIT;
+    b.capacity = capacity;
+    b.overflow = overflow;
+    b.pad_to_capacity = 1;
+    return b;
+}
+
+/* Padded on the plain host without graphs; then with, captured and not. */
+static bool graphs_agree(uint64_t seed, const moe_device *device, const epo_buffer_config *limits) {
+    const int chunks = 1 + (int)(seed % 4);
+    epo_buffer_config with = *limits;
+    moe_device can = *device;
+    moe_case c;
+    moe_result first;
+    moe_case_random(&c, seed, 3, (epo_dtype)(seed % 3));
+    moe_how how = {.dispatcher = (epo_dispatcher)(seed / 2 % 2), .limits = limits};
+    moe_device_be(&plain);
+    bool good = moe_run(&c, &how, &first) == 0;
+    with.graphs = 1;
+    how.limits = &with;
+    can.apart = can.maps = can.replays = true;
+    for (int i = 0; i < 4 && good; i++) {
+        how.overlap = i / 2;
+        how.chunks = how.overlap ? chunks : 0;
+        can.capture = i % 2 ? 77 : 0;
+        moe_device_be(&can);
+        good = same(&c, &how, &first, NULL, "graphs");
+        good = good && moe_device_bytes() == 0;
+    }
+    moe_result_free(&first);
+    moe_case_free(&c);
+    return good;
+}
+
+static void graphs_hold_what_plain_calls_do(void) {
+    const epo_buffer_config all = padded(100, EPO_OVERFLOW_ERROR);
+    const epo_buffer_config by_weight = padded(3, EPO_OVERFLOW_DROP_WEIGHT);
+    const epo_buffer_config by_place = padded(2, EPO_OVERFLOW_DROP_POSITION);
+    for (int i = 0; i < 3 * DEVICES; i++)
+        CU_ASSERT(graphs_agree((uint64_t)(600 + i), &devices[i / 3].can,
+                               i % 3 == 0   ? &all
+                               : i % 3 == 1 ? &by_weight
+                                            : &by_place));
+}
+
+/* A plan serves calls of the capture it was made in alone. */
+static void other_captures_rank(moe_rank *c) {
+    const epo_engine *e = c->engine;
+    moe_how how = {.overlap = 1};
+    moe_device can = *(const moe_device *)c->arg;
+    epo_group *group = moe_rank_group(c, &how);
+    epo_buffer_config config = config_buffer(2, 4, 1, 3);
+    epo_buffer *buffer = NULL;
+    epo_plan *plan = NULL;
+    const int64_t experts[3] = {0, 1, 0};
+    float x[12] = {0}, rows[64] = {0};
+    config.capacity = 3;
+    config.align_rows = 1;
+    config.pad_to_capacity = config.graphs = 1;
+    const epo_routing routing = config_routing(3, 1, experts, NULL);
+    EXPECT(c, e->buffer_create(group, &config, &buffer) == EPO_OK);
+    EXPECT(c, e->plan_create(buffer, &routing, NULL, &plan) == EPO_OK);
+    EXPECT(c, e->dispatch(plan, x, rows, NULL, NULL) == EPO_OK);
+    const bool captured = can.capture != 0;
+    can.capture = captured ? 0 : 5;
+    moe_device_be(&can);
+    EXPECT(c, e->dispatch(plan, x, rows, NULL, NULL) == EPO_E_STATE);
+    EXPECT(c, strstr(e->error(), captured ? "it serves calls of that capture alone"
+                                          : "make it in the capture, too") != NULL);
+    e->plan_release(plan);
+    (void)e->buffer_destroy(buffer);
+    EXPECT(c, e->group_destroy(group) == EPO_OK);
+}
+
+static void a_plan_serves_its_capture_alone(void) {
+    for (uint64_t capture = 0; capture < 2; capture++) {
+        const moe_device can = {.apart = true, .maps = true, .replays = true, .capture = capture};
+        moe_device_be(&can);
+        CU_ASSERT_EQUAL(moe_ranks(1, 10.0, other_captures_rank, (void *)(uintptr_t)&can), 0);
+    }
+}
+
+static void refused_rank(moe_rank *c) {
+    const epo_engine *e = c->engine;
+    const char *const text[] = {"must not depend on the routing; pad to a capacity",
+                                "make the group with delay_wgrad off", "engine has none"};
+    epo_buffer *buffer = NULL;
+    for (int i = 0; i < 3; i++) {
+        moe_how how = {.overlap = 1, .delay = i == 1};
+        epo_group *group = moe_rank_group(c, &how);
+        epo_buffer_config config = config_buffer(4, 4, 1, 3);
+        config.graphs = 1;
+        config.capacity = 3;
+        config.pad_to_capacity = i != 0;
+        EXPECT(c, e->buffer_create(group, &config, &buffer) == EPO_E_UNSUPPORTED);
+        EXPECT(c, strstr(e->error(), text[i]) != NULL || c->rank > 0);
+        EXPECT(c, e->group_destroy(group) == EPO_OK);
+    }
+}
+
+static void graphs_are_refused_in_words(void) {
+    moe_device_be(&plain);
+    CU_ASSERT_EQUAL(moe_ranks(2, 10.0, refused_rank, NULL), 0);
+}
+
+/* ---- a routing that is wrong --------------------------------------------------------------- */
+
+static void wrong_routing_rank(moe_rank *c) {
+    const epo_engine *e = c->engine;
+    moe_how how = {.dispatcher = *(const epo_dispatcher *)c->arg, .overlap = 1};
+    epo_group *group = moe_rank_group(c, &how);
+    epo_buffer_config config = config_buffer(4, 4, 2, 3);
+    epo_buffer *buffer = NULL;
+    epo_plan *plan = NULL;
+    int64_t experts[6] = {0, 1, 2, 3, 0, 1};
+    EXPECT(c, e->buffer_create(group, &config, &buffer) == EPO_OK);
+    experts[3] = c->rank == 1 ? 9 : 3;
+    const epo_routing routing = config_routing(3, 2, experts, NULL);
+    EXPECT(c, e->plan_create(buffer, &routing, NULL, &plan) == EPO_E_INDEX);
+    EXPECT(c, strstr(e->error(), "rank 1: experts[1][1] = 9, allowed -1..3") != NULL);
+    EXPECT(c, plan == NULL);
+    experts[3] = 3; /* the group lives on */
+    EXPECT(c, e->plan_create(buffer, &routing, NULL, &plan) == EPO_OK);
+    e->plan_release(plan);
+    EXPECT(c, e->buffer_destroy(buffer) == EPO_OK);
+    EXPECT(c, e->group_destroy(group) == EPO_OK);
+}
+
+static void a_wrong_routing_is_told_to_all(void) {
+    for (int i = 0; i < 2 * DEVICES; i++) {
+        epo_dispatcher d = (epo_dispatcher)(i % 2);
+        moe_device_be(&devices[i / 2].can);
+        CU_ASSERT_EQUAL(moe_ranks(2, 10.0, wrong_routing_rank, &d), 0);
+    }
+}
+
+int main(void) {
+    const CU_TestInfo tests[] = {
+        {"whatever it can: the same bits", every_device_gives_the_same_bits},
+        {"random layers agree with the reference", random_layers_agree_with_the_reference},
+        {"each way is taken", each_way_is_taken},
+        {"wire rows and own experts", wire_and_own_experts},
+        {"graphs hold what plain calls do", graphs_hold_what_plain_calls_do},
+        {"a plan serves its capture alone", a_plan_serves_its_capture_alone},
+        {"graphs are refused in words", graphs_are_refused_in_words},
+        {"a wrong routing is told to all", a_wrong_routing_is_told_to_all},
+        CU_TEST_INFO_NULL,
+    };
+    return unit_run("moe on a device", tests);
+}
