@@ -6,12 +6,17 @@
                                            (default: all); :n takes the n-th of its cases alone,
                                            one+another what both have first, in the same processes
         --ranks N     two where nothing is said; `speed`, `time` and `mismatch` are of two
-        --calls N     random calls of the long case
-        --together    all cases are started at once, by fork from one that has imported torch, and take their
+        --calls N     random calls of each long case, --seconds S their limit, --seed A what they follow from:
+                      other seeds are other calls, so that runs of one library add up
+        --within S    no case begins after S seconds
+        --together    cases are started some ahead, by fork from one that has imported torch, and take their
                       turns when they are ready to exchange: what starts is not waited for each time
 
+gather.py adds up what runs printed.
+
 Starts the ranks of each case, plain and with LIBRARY preloaded, compares results to the bit with
-what each rank knows the others sent, and prints times side by side. With fewer GPUs than ranks,
+what each rank knows the others sent, and prints times side by side, and a line `result` of each case. A case
+that does not end is ended, told, and the next one begins. With fewer GPUs than ranks,
 ranks share a GPU (launch.py: sharing) and NCCL's part goes over a socket: then NCCL's own figures say
 nothing, and cases that need its P2P are left out, by name.
 """
@@ -19,12 +24,12 @@ import argparse
 import contextlib
 import datetime
 import faulthandler
+import hashlib
 import json
 import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,8 +37,8 @@ import time
 import intercept_speed as speed
 from intercept_room import Watch
 from intercept_speed import MB, say
-from launch import at_gate, gpus, in_turn, sharing, told
-from nursery import Child, Nursery, serve
+from launch import AFTER, at_gate, gpus, in_turn, sharing, told
+from nursery import Nursery, Process, ended, serve
 
 HERE = os.path.abspath(__file__)
 # ---- ranks ---------------------------------------------------------------------------------
@@ -68,7 +73,9 @@ class Rank:
         dist.all_reduce(torch.ones(1, device=self.device))  # makes the communicator
         torch.cuda.synchronize()
         stage("a communicator")
+        faulthandler.cancel_dump_traceback_later()
         at_gate(self.rank)
+        stage("its turn")
 
     def base(self, rank, nbytes):
         g = self.torch.Generator(device=self.device)
@@ -161,6 +168,7 @@ def part_random(r, calls, most, seed=99, limit_s=60):
     """Random exchanges, mostly small.  Ends early, on all ranks after the same call, where the time is
     over."""
     torch = r.torch
+    faulthandler.dump_traceback_later(limit_s + int(os.environ.get("EP_TEST_TRACE", "50")))
     job = Random(r, most, seed)
     over = torch.zeros(1, dtype=torch.int64, device=r.device)
     done, last, start = 0, calls, time.time()
@@ -173,14 +181,14 @@ def part_random(r, calls, most, seed=99, limit_s=60):
             over.fill_(time.time() - start > limit_s)
             r.dist.all_reduce(over)
             last = done if over.item() else last
-            if r.rank == 0 and done in (20, 100, 500, 5000):
+            if r.rank == 0 and (done in (20, 100, 500) or done % 5000 == 0):
                 stage("%d calls in %.2f s" % (done, time.time() - start))
     job.finish()
     torch.cuda.synchronize()
     watch.stop()
     seconds = time.time() - start
     if r.rank == 0:
-        say(calls=done, of=calls, wrong=int(job.wrong.item()), large=job.large, with_zero=job.zeros,
+        say(calls=done, of=calls, seed=seed, wrong=int(job.wrong.item()), large=job.large, with_zero=job.zeros,
             all_reduces=job.reduced, gb=round(job.moved / 1e9, 1), seconds=round(seconds, 1),
             calls_per_s=round(done / seconds))
     return job.wrong.item() == 0
@@ -374,9 +382,11 @@ def free_port():
 
 def rank_main(parts):
     names = [name for name, _ in parts]
-    faulthandler.dump_traceback_later(int(os.environ.get("EP_TEST_TRACE", "50")))  # where a rank hangs
-    watch = Watch(int(os.environ.get("EP_TEST_TRACE", "50")) - 1, "+".join(names))
+    trace = int(os.environ.get("EP_TEST_TRACE", "50"))  # where a rank hangs
+    faulthandler.dump_traceback_later(trace)
     r = Rank(high_priority=any(name in ("gemm", "layer", "speed") for name in names), bound="groups" in names)
+    faulthandler.dump_traceback_later(trace)
+    watch = Watch(trace - 1, "+".join(names))
     good = True
     for name, args in parts:
         stage("begins " + name)
@@ -410,9 +420,8 @@ def start(options, mode, parts, extra, gate=None):
         if nursery and not set(extra) & set(SEGMENTS):  # (torch may have read that when it was imported)
             ranks.append(nursery.start(env, parts))
             continue
-        ranks.append(subprocess.Popen(
-            [sys.executable, HERE, "--rank", json.dumps(parts)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, env=dict(os.environ, **env, **preload(options, mode))))
+        ranks.append(Process([sys.executable, HERE, "--rank", json.dumps(parts)],
+                             dict(os.environ, **env, **preload(options, mode))))
     return ranks
 
 
@@ -429,16 +438,11 @@ def open_nurseries(options, cases):
 
 
 def end(ranks, timeout):
-    """(status, results of rank 0, what they said)"""
-    said, status, until = [], 0, time.time() + timeout
-    for p in ranks:
-        try:
-            said.append(p.communicate(timeout=max(0.1, until - time.time()))[0])
-        except subprocess.TimeoutExpired:
-            for q in ranks:
-                q.kill()
-            said.append(p.communicate()[0] + "\n(no end after %d s)" % timeout)
-        status = status or p.returncode
+    """(status, results of rank 0, what they said); where one has failed, the others have AFTER seconds."""
+    late = ended(ranks, timeout)
+    note = "\n(ended: %d s, or another rank failed %d s before)" % (timeout, AFTER)
+    said = [p.said() + (note if p in late else "") for p in ranks]
+    status = next((p.returncode for p in ranks if p.returncode), -9 if late else 0)
     results = [json.loads(line[7:]) for text in said for line in text.splitlines()
                if line.startswith("RESULT ")]
     other = ["%d: %s" % (rank, line) for rank, text in enumerate(said) for line in text.splitlines()
@@ -460,39 +464,71 @@ def stand_at(gate, ranks, limit=35):
 
 
 def in_turns(options, cases):
-    """All cases, started at once; each has the GPUs alone from its first exchange on."""
+    """The cases, of which AHEAD are started before their turn; each has the GPUs alone from its first
+    exchange on, and what is timed has no others that start beside it."""
     failed, folder = 0, tempfile.mkdtemp(prefix="ep-intercept-")
-    running = []
+    running, waiting = [], list(enumerate(cases))
     open_nurseries(options, cases)
-    try:
-        for i, (name, mode, parts, limit, extra) in enumerate(cases):
+
+    def begin(most):
+        while waiting and len(running) < most:
+            i, (name, mode, parts, limit, extra) = waiting.pop(0)
             gate = os.path.join(folder, "gate%d" % i)
-            running.append((name, start(options, mode, parts, extra, gate), limit, gate))
-        for name, ranks, limit, gate in running:
-            if not stand_at(gate, ranks):
+            running.append((name, start(options, mode, parts, extra, gate), limit, gate,
+                            any(part in TIMED for part, _ in parts)))
+
+    try:
+        while waiting or running:
+            if options.late():
+                for case in [c[0] for c in running] + [case[0] for _, case in waiting]:
+                    left_out(case, options)
+                break
+            begin(AHEAD)
+            name, ranks, limit, gate, timed = running[0]
+            came = stand_at(gate, ranks)
+            for _, others, _, other, _ in running[1:] if timed else []:
+                stand_at(other, others)
+            if not came:
                 for p in ranks:
                     p.kill()
             print("%.1f s: %s" % (time.time() - options.began, name), flush=True)
+            turn = time.time()
             with in_turn(contextlib.nullcontext(), gate, ranks):
-                failed += not show(name, end(ranks, limit))
+                failed += not show(options, name, end(ranks, limit), time.time() - turn)
+            running.pop(0)
     finally:
-        for name, ranks, _, _ in running:
-            left = [p for p in ranks if p.poll() is None]
-            for p in left:
-                said = p.said() if isinstance(p, Child) else ""
-                print("%s: not ended after %.0f s, last: %s" % (name, time.time() - options.began, said[-1500:]),
-                      flush=True)
-                p.kill()
+        for name, ranks, _, _, _ in running:
+            for p in ranks:
+                if p.poll() is None:
+                    if not options.late():
+                        print("%s: not ended after %.0f s, last: %s" % (
+                            name, time.time() - options.began, p.said()[-1500:]), flush=True)
+                    p.kill()
         for nursery in options.nurseries.values():
             nursery.end()
         shutil.rmtree(folder, ignore_errors=True)
     return failed
 
 
-def show(name, outcome):
+def left_out(name, options):
+    print("result phase=%s library=%s left_out=no-time-left" % (name.replace(" ", ","), options.state))
+    print("case\tintercept %s\tskip\tno time was left for it" % name, flush=True)
+
+
+def show(options, name, outcome, seconds):
     status, results, other = outcome
     for fields in results:
         print("%-34s %s" % (name, "  ".join("%s %s" % kv for kv in fields.items())))
+        if "calls" in fields:
+            print("result phase=%s library=%s calls=%d wrong=%d seconds=%.1f seed=%s" % (
+                name.replace(" ", ","), options.state, fields["calls"], fields["wrong"], seconds,
+                fields.get("seed", "-")))
+    print("result phase=%s library=%s status=%s seconds=%.1f" % (
+        name.replace(" ", ","), options.state, status, seconds))
+    last = "status %s: %s" % (status, other[-1][:200] if other else "nothing was said")
+    if status == 0:
+        last = " ".join("%s %s" % kv for fields in results for kv in fields.items())[:200] or "ended"
+    print("case\tintercept %s\t%s\t%s" % (name, "FAIL" if status else "ok", last))
     ours = [line for line in other if "ep-overlap" in line]
     for line in ours[:4]:
         print("%-34s | %s" % ("", line[:300]))
@@ -512,8 +548,8 @@ SIZES = [0.25, 1, 2, 4, 8, 16, 64, 256]
 SMALL = [["small", [100]]]
 CASES = {
     # name: [(mode, [[part, arguments]], limit, environment)]
-    "random": [("accelerate", [["random", [100000, 64 * MB, 2, 40]]], 60, ALL),
-               ("accelerate", [["random", [50000, 256 * MB, 1, 15]]], 40, {}),
+    "random": [("accelerate", [["random", [100000, 64 * MB, 2, 90]]], 110, ALL),
+               ("accelerate", [["random", [100000, 256 * MB, 1, 40]]], 60, {}),
                ("plain", [["random", [400, 64 * MB]]], 40, {}), ("observe", [["random", [200, 64 * MB]]], 40, {}),
                ("accelerate", [["random", [400, 64 * MB]]], 40, SEGMENTS)],
     "churn": [("accelerate", [["churn", [100]]], 60, {}), ("accelerate", [["churn", [40]]], 60, SEGMENTS)],
@@ -533,6 +569,9 @@ CASES = {
 }
 # Where ranks share a GPU: what only compares with NCCL's P2P, and what its socket refuses.
 NEED_P2P = ("time", "layer", "speed", "gemm")
+# What compares times: nothing else starts beside it.
+TIMED = ("time", "layer", "speed", "gemm", "small")
+AHEAD = 6
 PARTS = {"random": part_random, "churn": part_churn, "graph": part_graph, "mismatch": part_mismatch,
          "groups": part_groups, "abort": part_abort, "small": speed.part_small, "time": speed.part_time,
          "gemm": speed.part_gemm, "layer": speed.part_layer, "speed": speed.part_speed}
@@ -546,9 +585,11 @@ def cases_of(options, word):
         print("left out, as %d ranks share %d GPU: %s" % (options.ranks, options.gpus, group))
         return
     for mode, parts, limit, extra in [CASES[group][int(only)]] if only else CASES[group]:
-        if group == "random" and options.calls and parts[0][1][0] >= 50000:
-            parts = [["random", [options.calls] + parts[0][1][1:3] + [options.seconds]]]
-            limit = options.seconds + 50
+        if group == "random" and parts[0][1][0] >= 50000:
+            calls, most, seed, seconds = parts[0][1]
+            seconds = min(seconds, options.seconds) if options.seconds else seconds
+            parts = [["random", [options.calls or calls, most, seed if options.seed is None else options.seed, seconds]]]
+            limit = seconds + 20
         if shared and group == "mismatch" and mode == "plain":
             print("left out, as NCCL's socket refuses a message that is longer than its receiver: mismatch plain")
             continue
@@ -581,11 +622,13 @@ def main():
 
         return serve(rank_main) or 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("a signal: ended before the end"))
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library")
     parser.add_argument("part", nargs="*")
     parser.add_argument("--calls", type=int, help="random calls of the long cases")
-    parser.add_argument("--seconds", type=int, default=550, help="their limit")
+    parser.add_argument("--seconds", type=int, help="their limit")
+    parser.add_argument("--seed", type=int, help="what they follow from")
+    parser.add_argument("--within", type=float, default=1e9, help="seconds after which no case begins")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--together", action="store_true")
     options = parser.parse_intermixed_args()
@@ -593,14 +636,25 @@ def main():
     if options.gpus < 1:
         print("left out: no GPU here")
         return 77
+    unknown = sorted({one.partition(":")[0] for word in options.part for one in word.split("+")} - set(CASES))
+    if unknown:
+        parser.error("no part %s; there are: %s" % (" ".join(unknown), " ".join(CASES)))
     options.library = os.path.abspath(options.library)
+    with open(options.library, "rb") as f:
+        options.state = hashlib.sha256(f.read()).hexdigest()[:12]
+    options.late = lambda: time.time() - options.began > options.within
     told(options.ranks, options.gpus)
     cases = chosen(options)
     if options.together:
         failed = in_turns(options, cases)
     else:
-        failed = sum(not show(name, end(start(options, mode, parts, extra), limit))
-                     for name, mode, parts, limit, extra in cases)
+        failed = 0
+        for name, mode, parts, limit, extra in cases:
+            if options.late():
+                left_out(name, options)
+                continue
+            begun = time.time()
+            failed += not show(options, name, end(start(options, mode, parts, extra), limit), time.time() - begun)
     print("intercept: %s" % ("all cases passed" if not failed else "%d cases FAILED" % failed))
     return 1 if failed else 0
 

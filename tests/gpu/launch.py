@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks of a test on one machine: the program once more for each, with torchrun's variables; and
-programs that start together and take turns at the GPUs."""
+programs that start together and take turns at the GPUs.
+
+    launch.py [-n RANKS] [-l SECONDS] PROGRAM [ARGUMENT...]     any torch program as [2] ranks, [60] s at most;
+                                                                the output of all
+"""
+import argparse
 import contextlib
 import os
 import signal
@@ -9,6 +14,9 @@ import subprocess
 import sys
 import threading
 import time
+
+
+AFTER = 10  # seconds that ranks have to end where one has failed
 
 
 def gpus():
@@ -64,18 +72,24 @@ def launch(program, ranks, limit, arguments=(), environment=None, name="rank", s
                      MASTER_PORT=str(port), **sharing(r, ranks, there), **(environment or {}))))
         readers.append(threading.Thread(target=read, args=(r, show_all or r == 0), daemon=True))
         readers[-1].start()
-    status, until = 0, began + limit
-    for r, p in enumerate(running):
-        try:
-            p.wait(max(1, until - time.time()))
-        except subprocess.TimeoutExpired:
-            for q in running:  # where it was, Python's fault handler tells
-                q.send_signal(signal.SIGABRT)
+    status, until, failed = 0, began + limit, None
+    while any(p.poll() is None for p in running):
+        if failed is None and any(p.poll() for p in running):
+            failed = time.time()
+        over = time.time() > until
+        if over or (failed is not None and time.time() > failed + AFTER):
+            late = [r for r, p in enumerate(running) if p.poll() is None]
+            for r in late:  # where it was, Python's fault handler tells
+                running[r].send_signal(signal.SIGABRT)
             time.sleep(1)
-            for q in running:
-                q.kill()
-            p.wait()
-            said[r].append("(no end after %d s)\n" % limit)
+            for r in late:
+                running[r].kill()
+                running[r].wait()
+                said[r].append("(no end after %d s)\n" % limit if over else
+                               "(ended: another rank failed %d s before)\n" % AFTER)
+                print("-- %s %d %s" % (name, r, said[r][-1]), end="")
+        time.sleep(0.02)
+    for r, p in enumerate(running):
         readers[r].join(2)
         if p.returncode != 0 and not (show_all or r == 0):
             text = "".join(said[r])
@@ -107,3 +121,20 @@ def in_turn(turn, gate, jobs):
     with turn:
         open(gate, "w").close()
         yield
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-n", dest="ranks", type=int, default=2)
+    parser.add_argument("-l", dest="limit", type=float, default=60)
+    parser.add_argument("program")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    a = parser.parse_args()
+    began = time.time()
+    status = launch(a.program, a.ranks, a.limit, a.arguments, show_all=True)
+    print("%s: status %d after %.1f s" % (os.path.basename(a.program), status, time.time() - began))
+    return 1 if status else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

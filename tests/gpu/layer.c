@@ -3,8 +3,9 @@
  * layer.c - the whole layer on GPUs: against the fp64 reference, and bit for bit
  * between serial, overlapped and delayed runs.
  *
- *   layer threads|processes RANKS CASES [SEED [ARMS [e4m3] [nodes=N]]]
+ *   layer threads|processes RANKS CASES [SEED [ARMS [e4m3] [budgets] [nodes=N]]]
  *
+ * budgets: every arm once more with the GEMMs on 100 and on 32 SMs, all with the same bits.
  * Ranks share the GPUs there are (rank r on GPU r modulo their number; with nodes, whose
  * ranks lie one behind the other, node n on GPU n modulo their number).
  */
@@ -26,7 +27,8 @@ static const arm arms[] = {
     {"delayed n=2", EPO_ON, EPO_ON, 2}, {"delayed n=4", EPO_ON, EPO_ON, 4},
     {"delayed n=8", EPO_ON, EPO_ON, 8},
 };
-enum { ARMS = sizeof arms / sizeof *arms };
+enum { ARMS = sizeof arms / sizeof *arms, BUDGETS = 3, RUNS = ARMS * BUDGETS };
+static const char *const budgets[BUDGETS] = {"", "100", "32"}; /* SMs; "": all */
 
 /* What the ranks share with the program that judges: in a shared mapping. */
 typedef struct board {
@@ -34,8 +36,8 @@ typedef struct board {
     struct {
         int status;
         char text[256];
-        double error[5]; /* y, dx, dweights, dw1, dw2 */
-        uint64_t hash[ARMS][5];
+        double error[5];        /* y, dx, dweights, dw1, dw2 */
+        uint64_t hash[RUNS][5]; /* by budget, then by arm */
     } rank[REF_RANKS];
 } board;
 
@@ -44,7 +46,8 @@ typedef struct job {
     ref_case c;
     epo_dispatcher dispatcher;
     const arm *arm;
-    int arm_number, rank, devices, nodes;
+    const char *sms; /* NULL: as the environment has it */
+    int run, rank, devices, nodes;
     epo_world *world;
     board *b;
     const ref_result *want; /* NULL: only the bits */
@@ -110,7 +113,7 @@ static void judge(const job *j, state *s) {
         const uint64_t bytes = out[i].count * test_size(out[i].type);
         void *host = malloc(bytes + 1);
         TEST_CUDA(cudaMemcpy(host, out[i].device, bytes, cudaMemcpyDeviceToHost));
-        j->b->rank[j->rank].hash[j->arm_number][i] = test_hash(TEST_HASH, host, bytes);
+        j->b->rank[j->rank].hash[j->run][i] = test_hash(TEST_HASH, host, bytes);
         if (out[i].want != NULL)
             j->b->rank[j->rank].error[i] = test_error(host, out[i].want, out[i].count, out[i].type);
         free(host);
@@ -150,10 +153,19 @@ static void *rank_main(void *ctx) {
 
 /* ---- all ranks of one arm ---- */
 
+/* While no thread makes a group. */
+static void budget_set(const job *j) {
+    if (j->sms != NULL && j->sms[0] != '\0')
+        setenv("EP_OVERLAP_CUDA_SMS", j->sms, 1);
+    else if (j->sms != NULL)
+        unsetenv("EP_OVERLAP_CUDA_SMS");
+}
+
 static bool run_threads(job *j) {
     job each[REF_RANKS];
     if (j->engine->world_create(j->c.ranks, &j->world) != EPO_OK)
         return false;
+    budget_set(j);
     for (int r = 0; r < j->c.ranks; r++) {
         each[r] = *j;
         each[r].rank = r;
@@ -177,6 +189,7 @@ static bool run_processes(job *j, const job *all, int count) {
                 job mine = all[i];
                 mine.rank = r;
                 mine.want = mine.want != NULL ? &all[i].want[r] : NULL;
+                budget_set(&mine);
                 rank_main(&mine);
                 if (j->b->rank[r].status != EPO_OK)
                     _exit(1);
@@ -199,7 +212,7 @@ static double limit_of(const ref_case *c, int output) {
     return output == 2 || c->wgrad_type == EPO_F32 ? test_limit(c->type) : test_limit(EPO_BF16);
 }
 
-static bool judge_case(const job *j, int first, int count, char *text, size_t size) {
+static bool judge_case(const job *j, int narms, int count, char *text, size_t size) {
     static const char *const outputs[] = {"y", "dx", "dweights", "dw1", "dw2"};
     double worst[5] = {0};
     char differ[512] = "";
@@ -216,52 +229,56 @@ static bool judge_case(const job *j, int first, int count, char *text, size_t si
             ok = ok && e < limit;
             worst[i] = e > worst[i] || e != e ? e : worst[i];
         }
-        for (int a = first; a < first + count; a++)
+        for (int a = 1; a < count; a++)
             for (int i = 0; i < 5; i++)
-                if (j->b->rank[r].hash[a][i] != j->b->rank[r].hash[first][i] &&
+                if (j->b->rank[r].hash[a][i] != j->b->rank[r].hash[0][i] &&
                     used + 1 < sizeof differ)
                     used += (size_t)snprintf(differ + used, sizeof differ - used,
-                                             "; rank %d, %s: %s differs in bits", r, arms[a].name,
-                                             outputs[i]);
+                                             "; rank %d, %s%s%s: %s differs in bits", r,
+                                             arms[a % narms].name, a < narms ? "" : " on SMs: ",
+                                             a < narms ? "" : budgets[a / narms], outputs[i]);
     }
     snprintf(text, size, "y %.1e dx %.1e dweights %.1e dw1 %.1e dw2 %.1e%s", worst[0], worst[1],
              worst[2], worst[3], worst[4], differ);
     return ok && differ[0] == '\0';
 }
 
-static void run_case(job *j, bool threads, int narms) {
+static void run_case(job *j, bool threads, int narms, int nbudgets) {
     ref_result want[REF_RANKS];
-    job all[ARMS];
+    job all[RUNS];
+    const int runs = narms * nbudgets;
     char name[224], limit[64] = "", text[640] = "a rank ended early";
     bool ok = true;
     memset(j->b, 0, sizeof *j->b);
     for (int r = 0; r < j->c.ranks; r++)
         want[r] = ref_make(&j->c, r);
-    for (int a = 0; a < narms; a++) {
+    for (int a = 0; a < runs; a++) {
         all[a] = *j;
-        all[a].arm = &arms[a];
-        all[a].arm_number = a;
+        all[a].arm = &arms[a % narms];
+        all[a].sms = nbudgets > 1 ? budgets[a / narms] : NULL;
+        all[a].run = a;
         all[a].want = a == 0 ? want : NULL;
     }
     if (!threads)
-        ok = run_processes(j, all, narms);
-    for (int a = 0; a < narms && threads && ok; a++) {
+        ok = run_processes(j, all, runs);
+    for (int a = 0; a < runs && threads && ok; a++) {
         ok = run_threads(&all[a]);
         for (int r = 0; r < j->c.ranks; r++)
             ok = ok && j->b->rank[r].status == EPO_OK;
     }
-    ok = judge_case(j, 0, narms, text, sizeof text) && ok;
+    ok = judge_case(j, narms, runs, text, sizeof text) && ok;
     if (j->c.capacity >= 0)
         snprintf(limit, sizeof limit, ", capacity %d%s by %s", j->c.capacity,
                  j->c.pad ? " padded" : "",
                  j->c.overflow == EPO_OVERFLOW_DROP_WEIGHT ? "weight" : "position");
     if (j->nodes > 1)
         snprintf(limit, sizeof limit, ", %d nodes", j->nodes);
-    snprintf(name, sizeof name, "layer %s%s %s x%d %s, %s, E%d H%d F%d K%d%s, %d arms",
+    snprintf(name, sizeof name, "layer %s%s %s x%d %s, %s, E%d H%d F%d K%d%s, %d arms%s",
              j->dispatcher == EPO_DISPATCH_FLEX ? "flex" : "alltoall",
              j->c.wire != EPO_WIRE_ROWS ? " e4m3" : "", threads ? "threads" : "processes",
              j->c.ranks, test_type(j->c.type), ref_routing_name[j->c.routing], j->c.experts,
-             j->c.hidden, j->c.ffn, j->c.top_k, limit, narms);
+             j->c.hidden, j->c.ffn, j->c.top_k, limit, narms,
+             nbudgets > 1 ? " on all, 100 and 32 SMs" : "");
     test_result(name, ok, text);
     for (int r = 0; r < j->c.ranks; r++)
         ref_free(&want[r]);
@@ -300,8 +317,8 @@ static void play_nodes(int ranks, int nodes) {
 
 int main(int argc, char **argv) {
     if (argc < 4) {
-        fprintf(stderr,
-                "usage: layer threads|processes RANKS CASES [SEED [ARMS [e4m3] [nodes=N]]]\n");
+        fprintf(stderr, "usage: layer threads|processes RANKS CASES [SEED [ARMS [e4m3] [budgets] "
+                        "[nodes=N]]]\n");
         return 2;
     }
     const bool threads = strcmp(argv[1], "threads") == 0;
@@ -315,9 +332,11 @@ int main(int argc, char **argv) {
     int most = argc > 5 ? (int)strtol(argv[5], NULL, 10) : ARMS;
     most = most < 1 || most > ARMS ? ARMS : most;
     bool wire = false;
-    int nodes = 1;
+    int nodes = 1, nbudgets = 1;
     for (int i = 6; i < argc; i++) {
         wire = wire || strcmp(argv[i], "e4m3") == 0;
+        if (strcmp(argv[i], "budgets") == 0)
+            nbudgets = BUDGETS;
         if (strncmp(argv[i], "nodes=", 6) == 0)
             nodes = (int)strtol(argv[i] + 6, NULL, 10);
     }
@@ -349,7 +368,7 @@ int main(int argc, char **argv) {
         else
             unsetenv("EP_OVERLAP_CUDA_SMALL");
         /* Every arm for the first cases, three for the rest. */
-        run_case(&j, threads, i < 6 || most < 3 ? most : 3);
+        run_case(&j, threads, i < 6 || most < 3 ? most : 3, nbudgets);
     }
     return test_failed;
 }

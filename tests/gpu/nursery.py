@@ -4,7 +4,11 @@ seconds for each process is done once for all.
 
     nursery = Nursery([program, "--nursery"], environment)    in the program: nursery.serve(run)
     child = nursery.start({"RANK": "0", ...}, job)            run(job) in a child with that environment
-    child.communicate(timeout), poll(), kill(), returncode    as of a Popen; errors are in the output, or apart
+    child.poll(), kill(), returncode                          as of a Popen
+    child.output()                                            what it said up to now; errors in it, or apart
+
+Process: the same for a program of its own. Output goes to files: nobody waits for a reader, and what was said is
+there when somebody is killed.
 """
 import json
 import os
@@ -14,6 +18,8 @@ import sys
 import tempfile
 import threading
 import time
+
+from launch import AFTER
 
 
 class Child:
@@ -33,22 +39,54 @@ class Child:
             self.returncode = int(status)
         return self.returncode
 
+    def output(self):
+        """(its output up to now, its errors where they are apart)"""
+        return self._read(".out"), self._read(".err")
+
     def said(self):
-        """Its output up to now."""
-        return self._read(".out") + self._read(".err")
+        return "".join(self.output())
 
     def kill(self):
         pid = self._read(".pid")
         if self.poll() is None and pid.endswith("\n"):
             os.kill(int(pid), signal.SIGKILL)
 
-    def communicate(self, timeout=30):
-        until = time.time() + timeout
-        while self.poll() is None:
-            if time.time() > until:
-                raise subprocess.TimeoutExpired(self.path, timeout)
-            time.sleep(0.01)
-        return self._read(".out"), self._read(".err")
+
+class Process(Child):
+    """`command` with output in files beside `path` (None: in a new folder)."""
+
+    def __init__(self, command, environment, path=None, apart=False):
+        super().__init__(path or os.path.join(tempfile.mkdtemp(prefix="ep-process-"), "rank"))
+        out = _file(self.path + ".out")
+        errors = _file(self.path + ".err") if apart else subprocess.STDOUT
+        self.job = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=errors)
+        os.close(out)
+        if apart:
+            os.close(errors)
+
+    def poll(self):
+        self.returncode = self.job.poll()
+        return self.returncode
+
+    def kill(self):
+        self.job.kill()
+
+
+def ended(jobs, limit):
+    """Waits for all, `limit` seconds at most, and AFTER more at most once one has failed; those that had to
+    be killed."""
+    until, failed = time.time() + limit, False
+    while any(job.poll() is None for job in jobs) and time.time() < until:
+        if not failed and any(job.poll() for job in jobs):
+            failed, until = True, min(until, time.time() + AFTER)
+        time.sleep(0.01)
+    late = [job for job in jobs if job.poll() is None]
+    for job in late:
+        job.kill()
+    gone = time.time() + 5
+    while any(job.poll() is None for job in late) and time.time() < gone:
+        time.sleep(0.01)
+    return late
 
 
 class Nursery:

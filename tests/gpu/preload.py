@@ -32,7 +32,7 @@ import threading
 import time
 
 from launch import at_gate, gpus, in_turn, sharing, told
-from nursery import Nursery, serve
+from nursery import Nursery, Process, ended, serve
 
 HERE = os.path.abspath(__file__)
 ALONE = ("plain", "reopen")  # one rank without torch
@@ -218,8 +218,8 @@ def run(library, mode, part, ranks, extra, limit, turn, nurseries):
         if nurseries and part not in ALONE + ("segments",):  # (torch may have read that when it was imported)
             jobs.append(nurseries[mode != "plain"].start(env, part, apart=True))
             continue
-        jobs.append(subprocess.Popen([sys.executable, HERE, "--rank", part], text=True, stdout=subprocess.PIPE,
-                                     stderr=subprocess.PIPE, env=dict(os.environ, **env, **preload(library, mode))))
+        jobs.append(Process([sys.executable, HERE, "--rank", part], dict(os.environ, **env, **preload(library, mode)),
+                            os.path.join(folder, str(r)), apart=True))
     if "EP_TEST_GATE" not in extra:
         return gather(jobs, limit)
     with in_turn(turn, gate, jobs):
@@ -231,14 +231,11 @@ def preload(library, mode):
 
 
 def gather(jobs, limit):
-    out, until = [], time.time() + limit
+    out = []
+    late = ended(jobs, limit)
     for job in jobs:
-        try:
-            text, errors = job.communicate(timeout=max(0.5, until - time.time()))
-        except subprocess.TimeoutExpired:
-            job.kill()
-            text, errors = job.communicate()
-            text += "TIMEOUT"
+        text, errors = job.output()
+        text += "TIMEOUT" if job in late else ""
         ours = [line for line in errors.splitlines() if "ep-overlap" in line]
         out.append({"status": job.returncode, "out": text, "ours": ours, "errors": errors[-1500:]})
     return out
@@ -259,6 +256,8 @@ def same(library, name, ranks, turn, nurseries, extra=None, limit=40):
         # whoever asked for nothing hears nothing; the recorder has its lines
         bad |= mode == "accelerate" and any(r["ours"] for r in runs[mode])
     print(f"{name}: {'FAILED' if bad else 'ok'}; plain {plain}", flush=True)
+    print("case\tpreload %s\t%s\t%s" % (name, "FAIL" if bad else "ok", ", ".join(
+        "%s %s" % (mode, [r["status"] for r in runs[mode]]) for mode in modes)), flush=True)
     for mode in modes[1:]:
         print(f"  {mode}: {[r['ours'] for r in runs[mode]]}", flush=True)
         for r in runs[mode]:
@@ -301,6 +300,7 @@ def programs(library):
             said[mode] = (done.returncode, done.stdout, done.stderr)
         wrong = any(s != said["plain"] for s in said.values())
         print(f"programs, {name}: {'FAILED ' + str(said) if wrong else 'ok'}; plain {said['plain']}", flush=True)
+        print("case\tpreload programs %s\t%s\tstatus %s" % (name, "FAIL" if wrong else "ok", said["plain"][0]), flush=True)
         bad |= wrong
     return bad
 
@@ -317,7 +317,7 @@ def main():
         import torch.utils.data  # noqa: F401 (before all children)
 
         return serve(rank_of) or 0
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library")
     parser.add_argument("parts", nargs="*",
                         default=["programs", "segments", "loaders", "groups", "crash", "plain", "reopen"])
@@ -325,7 +325,7 @@ def main():
     options = parser.parse_intermixed_args()
     if gpus() == 0:
         print("preload.py: no GPU here: nothing was run", file=sys.stderr)
-        return 2
+        return 77
     told(2, gpus())
     ranks, library = 2, os.path.abspath(options.library)
     turn = threading.Semaphore(6) if options.together else None

@@ -20,17 +20,19 @@ Two ranks, on two GPUs or on one. Prints a JSON line for each part; status 1 if 
 import argparse
 import concurrent.futures
 import faulthandler
+import functools
 import json
 import os
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
+import traceback
 
 from launch import at_gate, gpus, in_turn, sharing, told
+from nursery import Process, ended
 
 HERE = os.path.abspath(__file__)
 
@@ -239,29 +241,24 @@ def rank_steps(folder):
     job.say(step_ms=1e3 * statistics.median(times))
 
 
-def rank_during(folder):
+# (seconds and most steps of the profiler's part, when it begins, when the one without begins, when that is over)
+BESIDE = {"during": (0.6, 50, 2.5, 4, 4.5),  # the recorder's window is 1 s to 12 s
+          "across": (1.6, 400, 1.2, 5.5, 0)}  # 2 s to 5 s
+
+
+def rank_beside(folder, part):
+    """torch.profiler beside a window, and once more without one."""
+    seconds, most, first, second, over = BESIDE[part]
     job = Job(profiles=True)
     path = os.path.join(folder, f"torch-{job.rank}.json")
     begin = time.time()
-    steps = job.steps_in(0.6, 50)
-    job.until(begin, 2.5)
-    during = job.profiled(steps, path)  # the recorder's window is 1 s to 12 s
-    job.until(begin, 4)
+    steps = job.steps_in(seconds, most)
+    job.until(begin, first)
+    profiled = job.profiled(steps, path)
+    job.until(begin, second)
     again = job.profiled(steps, path)
-    job.until(begin, 4.5)
-    job.say(profiled=during, again=again)
-
-
-def rank_across(folder):
-    job = Job(profiles=True)
-    path = os.path.join(folder, f"torch-{job.rank}.json")
-    begin = time.time()
-    steps = job.steps_in(1.6, 400)
-    job.until(begin, 1.2)
-    across = job.profiled(steps, path)  # the recorder's window is 2 s to 5 s
-    job.until(begin, 5.5)
-    again = job.profiled(steps, path)
-    job.say(profiled=across, again=again)
+    job.until(begin, over)
+    job.say(profiled=profiled, again=again)
 
 
 def rank_overhead(folder):
@@ -431,8 +428,7 @@ def run(library, part, ranks, record, window, limit=60, extra=None, mode="observ
             env.update(LD_PRELOAD=library, EP_OVERLAP_INTERPOSE=mode)
         if record:
             env.update(EP_OVERLAP_RECORD=folder, EP_OVERLAP_RECORD_WINDOW=window)
-        jobs.append(subprocess.Popen([sys.executable, HERE, "--rank", part, folder], env=env,
-                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        jobs.append(Process([sys.executable, HERE, "--rank", part, folder], env, os.path.join(folder, str(r)), True))
     if not TURN:
         return gather(jobs, folder, limit)
     with in_turn(TURN[0], gate, jobs):
@@ -440,14 +436,11 @@ def run(library, part, ranks, record, window, limit=60, extra=None, mode="observ
 
 
 def gather(jobs, folder, limit):
-    out, until = [], time.time() + limit
+    out = []
+    late = ended(jobs, limit)
     for r, job in enumerate(jobs):
-        try:
-            text, errors = job.communicate(timeout=max(0.5, until - time.time()))
-        except subprocess.TimeoutExpired:
-            job.kill()
-            text, errors = job.communicate()
-            errors += "\nTIMEOUT"
+        text, errors = job.output()
+        errors += "\nTIMEOUT" if job in late else ""
         results = [json.loads(line[7:]) for line in text.splitlines() if line.startswith("RESULT ")]
         ours = [l for l in errors.splitlines() if "ep-overlap" in l]
         others = [l for l in errors.splitlines() if "ep-overlap" not in l and l.strip()]
@@ -603,8 +596,8 @@ def part_ends(library, ranks):
 PARTS = {"compare": part_compare, "carried": part_carried, "during": part_during, "across": part_across,
          "overhead": part_overhead,
          "graph": part_graph, "ends": part_ends, "leave": part_leave, "none": part_none}
-RANKS = {"compare": rank_compare, "steps": rank_steps, "during": rank_during,
-         "across": rank_across, "overhead": rank_overhead,
+RANKS = {"compare": rank_compare, "steps": rank_steps, "overhead": rank_overhead,
+         **{part: functools.partial(rank_beside, part=part) for part in BESIDE},
          "graph": rank_graph, "ends": rank_ends, "leave": rank_leave}
 
 
@@ -612,21 +605,36 @@ def main():
     if len(sys.argv) > 1 and sys.argv[1] == "--rank":
         RANKS[sys.argv[2]](sys.argv[3])
         return 0
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library")
     parser.add_argument("parts", nargs="*", default=list(PARTS))
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--together", action="store_true")
     options = parser.parse_intermixed_args()
     ranks = options.ranks
+    unknown = sorted(set(options.parts) - set(PARTS))
+    if unknown:
+        parser.error("no part %s; there are: %s" % (" ".join(unknown), " ".join(PARTS)))
     if gpus() == 0:
         print("record.py: no GPU here: nothing was run", file=sys.stderr)
-        return 2
+        return 77
     told(ranks, gpus())
     if options.together:
         TURN.append(threading.Lock())
+
+    def judged(part):
+        begun, why = time.time(), "as wanted"
+        try:
+            wrong = PARTS[part](os.path.abspath(options.library), ranks)
+        except Exception as e:  # (a rank said something else than was asked for: the other parts go on)
+            traceback.print_exc()
+            wrong, why = True, repr(e)
+        text = "see its lines" if wrong and why == "as wanted" else why
+        print("case\trecord %s\t%s\t%s, %.1f s" % (part, "FAIL" if wrong else "ok", text, time.time() - begun), flush=True)
+        return wrong
+
     with concurrent.futures.ThreadPoolExecutor(len(options.parts) if TURN else 1) as pool:
-        bad = pool.map(lambda p: PARTS[p](os.path.abspath(options.library), ranks), options.parts)
+        bad = pool.map(judged, options.parts)
         failed = [p for p, wrong in zip(options.parts, bad) if wrong]
     print("failed: " + (" ".join(failed) or "none"), flush=True)
     return 1 if failed else 0

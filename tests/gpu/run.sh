@@ -1,60 +1,77 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # Builds the CUDA engine and its tests from the tree on a machine with GPUs, with
-# nothing but GNU make, gcc and the CUDA Toolkit, and runs:
+# nothing but GNU make, gcc and the CUDA Toolkit, and runs (seconds as two H200 usually take):
 #
-#   probe      the node's facts against nvidia-smi                  1 GPU
-#   units      operations against fp64, errors, late peers          1 GPU
-#   products   the experts' products, each way (EP_OVERLAP_CUDA_GEMM), against
-#              cuBLASLt's on the same inputs                         1 GPU
-#   ways       operations and layers with the portable kernels, which serve other
-#              GPUs, and with cuBLASLt, in place of those for sm_90   1 GPU or more
-#   sm80       the same with what is compiled for sm_80 (PTX, which the driver takes
-#              here too; another build), portable kernels           1 GPU or more
-#   flex       flex's kernels against maps of the CPU and fp64     1 GPU or more
-#   threads    layers, ranks as threads, all arms bit for bit        1 GPU or more
-#   near       the same for flex, own rows expanded beside the others' way however
-#              few they are                                        1 GPU or more
-#   graph      plan, forward and backward in a CUDA graph, replayed   1 GPU or more
-#   bulk       10,000 random small layers (EPO_GPU_LAYERS), and 2,000  1 GPU or more
-#              of shapes at the edges
-#   dense      ep-train's dense parts against the CPU's               1 GPU
-#   processes  the same, ranks as processes over CUDA IPC            1 GPU or more
-#   nccl       the same, peers by ncclSend and ncclRecv; ranks that    1 GPU or more
-#              share a GPU go over sockets
-#   features   groups from a communicator, two micro-batches, ...      1 GPU or more
-#   wire       layers and features with e4m3 on the wire               1 GPU or more
-#   nodes      flex across two nodes played in one machine, NCCL       1 GPU or more
-#              between them; as on several machines, too
-#   endure     a stopped rank named, with CUDA_DEVICE_MAX_CONNECTIONS  1 GPU or more
-#              1 and 32; a rank that never comes; a capture while NCCL
-#              is waited for; 60 groups made and destroyed; 1,000 repeats of a layer
-#              bit for bit
-#   sanitizer  memcheck and racecheck of small cases                 1 GPU
-#   bench      workload Q, serial and overlapped in turns, and       2 GPUs (1: no exchange)
-#              PyTorch's eager layer where there is PyTorch
-#   strong     the layer beside our dispatch, torch._grouped_mm and    2 GPUs
-#              one pass of SwiGLU, in turns
-#   sweep      bench for 64, 512, 4096 and 16384 tokens            2 GPUs
-#   deep       workload D: hidden 7168, 256 experts                   2 GPUs
-#   fp32       Q, weight gradients added up in fp32                   2 GPUs
-#   scale      ep-overlap bench at EP = 1, 2, 4, 8, workloads Q and D, and the cost
-#              model (scale.sh)                              as many GPUs as there are
-#   slow       a slow fabric: NCCL through shared memory, widths      2 GPUs
-#              that take as long to send as to compute
-#   tools      ep-overlap bench and ep-train, without Slurm (tools.sh)  1 GPU or more
-#   slurm      srun --ep-overlap=on ep-train: the loss of off, bit for bit; Slurm from
-#              build-debs where none is installed (slurm.sh)         1 GPU or more
-#   python     the torch binding, in CUDA graphs too, the deep_ep drop-in, and Megatron-Core
-#              over it where there is Megatron-Core; two ranks       1 GPU or more
-#   record     torch jobs under the interposer: what the recorder says beside torch.profiler,
-#              and that nobody notices it (record.py, preload.py)     1 GPU or more
+#   probe      3 s   the node's facts against nvidia-smi              1 GPU
+#   units      9 s   operations against fp64, errors, late peers      1 GPU
+#   products   9 s   the experts' products, each way (EP_OVERLAP_CUDA_GEMM), against
+#                    cuBLASLt's on the same inputs                     1 GPU
+#   ways      40 s   operations and layers with the portable kernels, which serve other
+#                    GPUs, and with cuBLASLt, in place of those for sm_90   1 GPU or more
+#   sm80     100 s   the same with what is compiled for sm_80 (PTX, which the driver takes
+#                    here too; another build), portable kernels       1 GPU or more
+#   flex      20 s   flex's kernels against maps of the CPU and fp64 1 GPU or more
+#   threads   25 s   layers, ranks as threads, all arms bit for bit    1 GPU or more
+#   budgets   25 s   the same on all SMs, on 100 and on 32             1 GPU or more
+#   near      20 s   the same for flex, own rows expanded beside the others' way however
+#                    few they are                                    1 GPU or more
+#   graph     70 s   plan, forward and backward in a CUDA graph, in up to 4 chunks, replayed
+#                                                                      1 GPU or more
+#   bulk      45 s   10,000 random small layers (EPO_GPU_LAYERS), and 2,000 of shapes at
+#                    the edges                                         1 GPU or more
+#   dense      3 s   ep-train's dense parts against the CPU's         1 GPU
+#   processes 15 s   layers, ranks as processes over CUDA IPC          1 GPU or more
+#   nccl      45 s   the same, peers by ncclSend and ncclRecv; a rank that makes its communicator
+#                    late; ranks that share a GPU go over sockets      1 GPU or more
+#   comm      20 s   groups from a job's communicator                  1 GPU or more
+#   features  20 s   two micro-batches, two groups in a step, ...      1 GPU or more
+#   wire      40 s   layers and features with e4m3 on the wire       1 GPU or more
+#   nodes     60 s   flex across two nodes played in one machine, NCCL between them; as on
+#                    several machines, too                             1 GPU or more
+#   repeats   20 s   1,000 repeats of a layer, bit for bit             1 GPU or more
+#   endure    75 s   a stopped rank named, with CUDA_DEVICE_MAX_CONNECTIONS 1 and 32; a rank
+#                    that never comes; a capture while NCCL is waited for; 60 groups made and
+#                    destroyed                                         1 GPU or more
+#   sanitizer 60 s   memcheck and racecheck of small cases             1 GPU
+#   bench     10 s   workload Q, serial and overlapped in turns  2 GPUs (1: no exchange)
+#   torch     20 s   PyTorch's eager layer beside it                    2 GPUs
+#   strong    15 s   the layer beside our dispatch, torch._grouped_mm and one pass of
+#                    SwiGLU, in turns                                2 GPUs
+#   sweep     25 s   bench for 64, 512, 4096 and 16384 tokens        2 GPUs
+#   deep      10 s   workload D: hidden 7168, 256 experts               2 GPUs
+#   fp32       8 s   Q, weight gradients added up in fp32               2 GPUs
+#   scale    200 s   ep-overlap bench at EP = 1, 2, 4, 8, workloads Q and D, and the cost
+#                    model (scale.sh)                              as many GPUs as there are
+#   slow      35 s   a slow fabric: NCCL through shared memory, widths that take as long to
+#                    send as to compute                              2 GPUs
+#   tools     50 s   ep-overlap bench and ep-train, without Slurm (tools.sh)   1 GPU or more
+#   slurm     75 s   srun --ep-overlap=on ep-train: the loss of off, bit for bit; Slurm from
+#                    build-debs where none is installed (slurm.sh)   1 GPU or more
+#   scripts  130 s   the job scripts of python/examples under that Slurm (slurm.sh)   1 GPU or more
+#   python    60 s   the torch binding, in CUDA graphs too, the deep_ep drop-in; two ranks
+#                                                                      1 GPU or more
+#   megatron  20 s   Megatron-Core's dispatchers over it              1 GPU or more
+#   random   130 s   200,000 random all-to-alls of an unmodified torch program, half of them with
+#                    messages of all sizes carried; plain, observed, expandable segments
+#                    (intercept.py; -s: other calls; gather.py adds runs up)   1 GPU or more
+#   jobs      95 s   its other cases: sizes that disagree, graphs, groups, aborts, churn   1 GPU or more
+#   speed     75 s   64 MB, beside GEMMs, an eager layer trained        2 GPUs
+#   small     50 s   what a small message costs under the interposer    1 GPU or more
+#   record   120 s   what the recorder says beside torch.profiler (record.py)   1 GPU or more
+#   preload  110 s   that nobody notices the interposer (preload.py)   1 GPU or more
+#   examples 110 s   python/examples to their ends, without Slurm      1 GPU or more
 #
 #   run.sh [PHASE...]     all of them; -n CASES [12], -s SEED, -o FOLDER for results,
 #                         -S: in `scale`, ranks share GPUs where there are too few, labelled
+#                         -t SECONDS: of all: no phase begins that usually takes longer than is
+#                         left, limits are cut to what is left
+#                         -r: what is done in FOLDER, of the same tree, is not done again
+#                         -l: only the names of the phases and their usual seconds
 #
-# Prints a table, one JSON object, and last what was skipped and why. Status 0: no
-# case failed. Under 12 minutes.
+# Each command has a limit; what it leaves behind is killed, and the next one begins. Behind each phase a
+# line `result phase=... ok=... fail=... seconds=...`; in the end a table, one JSON object, and
+# last what was skipped and why. Status 0: no case failed.
 set -u
 cd "$(dirname "$0")/../.." || exit 2
 build=${EPO_GPU_BUILD:-build-gpu}
@@ -63,29 +80,47 @@ seed=
 out=
 standin=()
 usage() { sed -n '3,/^set -u/{/^set -u/d;s/^# \{0,1\}//p}' tests/gpu/run.sh; }
+usual() { # PHASE: its usual seconds; none: all phases with theirs
+    sed -n 's/^#   \([a-z0-9]*\) *\([0-9]*\) s  .*/\1 \2/p' tests/gpu/run.sh | sed -n "${1:+s/^$1 //}p"
+}
 for word; do
     [ "$word" != --help ] || { usage; exit 0; }
 done
-while getopts n:s:o:Sh option; do
+left=100000 resume=0
+while getopts n:s:o:t:Srlh option; do
     case $option in
         n) cases=$OPTARG ;;
         s) seed=$OPTARG ;;
         o) out=$OPTARG ;;
+        t) left=$OPTARG ;;
+        r) resume=1 ;;
         S) standin=(-f) ;;
+        l) usual; exit 0 ;;
         h) usage; exit 0 ;;
         *) usage >&2; exit 2 ;;
     esac
 done
 shift $((OPTIND - 1))
-phases=${*:-probe units products ways sm80 flex threads near processes nccl features graph bulk dense wire nodes endure sanitizer bench strong sweep deep fp32 scale slow tools slurm python record}
+phases=${*:-probe units products ways sm80 flex threads budgets near processes nccl comm features graph bulk dense wire nodes repeats endure sanitizer bench torch strong sweep deep fp32 scale slow tools slurm scripts python megatron random jobs speed small record preload examples}
+for phase in $phases; do
+    [ -n "$(usual "$phase")" ] || { echo "run.sh: no phase $phase (run.sh -l lists them)" >&2; exit 2; }
+done
+[[ $left =~ ^[0-9]+$ ]] || { echo "run.sh: -t takes a number of seconds, not '$left'" >&2; exit 2; }
 out=${out:-$build/results}
 mkdir -p "$out" || exit 2
-: >"$out/cases.tsv"
+state=$(find lib python spank tools tests/gpu tests/fault -type f ! -name '*.pyc' -print0 2>/dev/null | LC_ALL=C sort -z | xargs -0 cat | sha256sum | cut -c1-12)
+if [ $resume = 0 ] || [ "$(cat "$out/state" 2>/dev/null)" != "$state" ]; then
+    rm -f "$out"/*.done "$out/cases.tsv"
+fi
+echo "$state" >"$out/state"
+: >>"$out/cases.tsv"
 : >"$out/skipped"
 cuda=${CUDA:-/usr/local/cuda}
 export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32}
-export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}
+export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0} PYTHONUNBUFFERED=1
 export LD_LIBRARY_PATH=$cuda/lib64:${LD_LIBRARY_PATH:-}
+start=$SECONDS
+until=$((start + left))
 
 skip() { # PHASE WHY
     printf '%s: %s\n' "$1" "$2" >>"$out/skipped"
@@ -101,24 +136,72 @@ arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader -i 0 | tr -d .)
 [ "$arch" = 90 ] && arch=90a
 
 # ---- build ----
-start=$SECONDS
-if ! make -s -f tests/gpu/build.mk -j"$(nproc)" O="$build" ARCH="$arch" CUDA="$cuda" >"$out/build.log" 2>&1; then
-    tail -20 "$out/build.log" >&2
-    echo "run.sh: the build failed; $out/build.log has it all" >&2
-    exit 1
+# One program that does not compile takes its own phases along, not the others.
+wants() { # PHASE...: one of these is asked for
+    local one
+    for one; do [[ " $phases " == *" $one "* ]] && return 0; done
+    return 1
+}
+# What is read the first time takes its time: while the compilers run it costs none.
+warm() {
+    cat "$cuda"/lib64/libcublasLt.so.1[23] "$(ldconfig -p | sed -n 's/.*libnccl\.so\.2 .*=> //p' | head -n 1)" >/dev/null 2>&1 &
+    "${PYTHON:-python3}" -c 'import torch, torch._dynamo, torch.distributed, torch.profiler, torch.utils.data
+torch.ones(1, device="cuda")
+import megatron.core.models.gpt.moe_module_specs' >/dev/null 2>&1 &
+}
+targets=(all)
+wants strong python megatron examples && targets+=("$build/libep_overlap.so")
+wants tools slurm scripts && targets+=(tools)
+warm
+if wants random jobs speed small record preload examples scripts; then
+    timeout 300 make -s -f tests/gpu/intercept.mk -j4 O="$build" CUDA="$cuda" "$build/libep_overlap_intercept.so" "$build/intercept_copy.fatbin" \
+        >"$out/build-intercept.log" 2>&1 || printf 'build\tthe interposer\tFAIL\t%s\n' "$(tail -1 "$out/build-intercept.log")" >>"$out/cases.tsv" &
 fi
-echo "built in $((SECONDS - start)) s for $gpus x $name (sm_$arch)"
+if ! timeout 400 make -k -s -f tests/gpu/build.mk -j"$(nproc)" O="$build" ARCH="$arch" CUDA="$cuda" "${targets[@]}" >"$out/build.log" 2>&1; then
+    tail -20 "$out/build.log" >&2
+    echo "run.sh: the build failed; $out/build.log has it all; what was built is run" >&2
+    printf 'build\tengine and programs\tFAIL\t%s\n' "$(grep -m1 -i error "$out/build.log")" >>"$out/cases.tsv"
+fi
+wait
+interposer=$build/libep_overlap_intercept.so
+echo "built in $((SECONDS - start)) s for $gpus x $name (sm_$arch), state $state"
+
+# COMMAND in a session of its own, LIMIT seconds at most and no longer than is left of all; what it
+# leaves behind is killed.
+session=
+bounded() { # LOG LIMIT COMMAND...
+    local log=$1 limit=$2 status
+    shift 2
+    limit=${EPO_TEST_LIMIT:-$limit} # (tests of this script)
+    [ "$limit" -le $((until - SECONDS)) ] || limit=$((until - SECONDS))
+    if [ "$limit" -lt 1 ]; then
+        echo "no time was left" >"$log"
+        return 124
+    fi
+    setsid timeout -k 5 "$limit" stdbuf -oL "$@" >"$log" 2>&1 </dev/null &
+    session=$!
+    wait "$session"
+    status=$?
+    pkill -KILL -s "$session"
+    session=
+    return "$status"
+}
+stopped=0
+trap 'stopped=1; until=0; [ -z "$session" ] || pkill -KILL -s "$session"' TERM INT HUP
 
 # A program's lines go to its log; results are gathered with the phase before them.
 run() { # PHASE SECONDS COMMAND...
     local phase=$1 limit=$2 status
     shift 2
-    timeout -k 5 "$limit" "$@" >"$out/$phase.log" 2>&1
+    bounded "$out/$phase.log" "$limit" "$@"
     status=$?
-    grep '^case' "$out/$phase.log" | sed "s/^case/$phase/" >>"$out/cases.tsv"
+    grep -a '^case' "$out/$phase.log" | sed "s/^case/$phase/" >>"$out/cases.tsv"
+    grep -a '^result' "$out/$phase.log"
     if [ $status = 124 ] || [ $status = 137 ]; then
         printf '%s\t%s\tFAIL\tstopped after %s s\n' "$phase" "$1" "$limit" >>"$out/cases.tsv"
-    elif [ $status != 0 ] && ! grep -q '	FAIL	' "$out/$phase.log"; then
+    elif [ $status = 77 ]; then
+        skip "$phase" "$(tail -1 "$out/$phase.log")"
+    elif [ $status != 0 ] && ! grep -aq '	FAIL	' "$out/$phase.log"; then
         printf '%s\t%s\tFAIL\tstatus %s: %s\n' "$phase" "$1" $status "$(tail -1 "$out/$phase.log")" >>"$out/cases.tsv"
     fi
 }
@@ -148,13 +231,18 @@ measure() { # NAME SECONDS COMMAND...
 
 # A Python program without `case` lines is one case: its status.
 whole() { # PHASE SECONDS PROGRAM [ARGUMENT...]
-    local phase=$1 limit=$2 name status
-    shift 2
-    name=$(basename "$1" .py)
-    timeout -k 5 "$limit" "${PYTHON:-python3}" "$@" >"$out/$name.log" 2>&1
+    local name
+    name=$(basename "$3" .py)
+    shown "$1" "$2" "$name" "${PYTHON:-python3}" "${@:3}"
+}
+shown() { # PHASE SECONDS NAME COMMAND...
+    local phase=$1 limit=$2 name=$3 status
+    shift 3
+    bounded "$out/$name.log" "$limit" "$@"
     status=$?
     case $status in
         0) printf '%s\t%s\tok\t%s\n' "$phase" "$name" "$(tail -1 "$out/$name.log")" ;;
+        77) printf '%s\t%s\tskip\t%s\n' "$phase" "$name" "$(tail -1 "$out/$name.log")" ;;
         124 | 137) printf '%s\t%s\tFAIL\tstopped after %s s\n' "$phase" "$name" "$limit" ;;
         *) printf '%s\t%s\tFAIL\tstatus %s: %s\n' "$phase" "$name" "$status" "$(tail -1 "$out/$name.log")" ;;
     esac >>"$out/cases.tsv"
@@ -165,6 +253,40 @@ torch_here() { # PHASE
     skip "$1" "no PyTorch here"
     return 1
 }
+
+megatron_here() { # PHASE
+    torch_here "$1" || return 1
+    "${PYTHON:-python3}" -c 'import megatron.core' 2>/dev/null && return 0
+    skip "$1" "no Megatron-Core here: nothing over its dispatchers"
+    return 1
+}
+
+# The binding and the drop-in, from the tree, for what follows.
+python_path=${PYTHONPATH:-}
+bound_python() {
+    export PYTHONPATH=python:python/dropin${python_path:+:$python_path}
+    EP_OVERLAP_LIBRARY=$(realpath "$build/libep_overlap.so")
+    export EP_OVERLAP_LIBRARY
+}
+
+interposed() { # PHASE SECONDS PARTS...
+    local phase=$1 limit=$2 rest=$((until - SECONDS))
+    shift 2
+    torch_here "$phase" || return
+    [ "$limit" -le $((rest - 10)) ] || limit=$((rest - 10))
+    # One line of rank 0 tells what was carried; nothing is recorded.
+    EPO_RESULTS=1 EP_OVERLAP_RECORD_WINDOW=9000-9001s run "$phase" $((limit + 10)) "${PYTHON:-python3}" tests/gpu/intercept.py \
+        "$interposer" --together --within "$limit" ${seed:+--seed "$((seed))"} "$@"
+}
+
+# What a job script starts, without Slurm.
+example() { # NAME LIBRARY PROGRAM [ARGUMENT...]
+    local name=$1 library=$2
+    shift 2
+    shown examples 70 "$name" env ${library:+LD_PRELOAD="$(realpath "$library")" EP_OVERLAP_INTERPOSE=accelerate EP_OVERLAP_RECORD=1} \
+        "${PYTHON:-python3}" tests/gpu/launch.py -l 60 "python/examples/$1" "${@:2}"
+}
+losses() { sed -n 's/.*iteration *\([0-9]*\)\/.*\(lm loss: [0-9.E+-]*\).*/\1 \2/p' "$out/$1.log"; }
 
 two_gpus() { # PHASE WHY
     [ "$gpus" -ge 2 ] && return 0
@@ -196,7 +318,8 @@ late_nccl() {
     fi
 }
 
-for phase in $phases; do
+phase_run() { # PHASE
+    local phase=$1
     case $phase in
         probe) run probe 90 tests/gpu/probe.sh "$build/probe" ;;
         units) run units 90 "$build/units" ;;
@@ -213,7 +336,7 @@ for phase in $phases; do
             "${CC:-gcc}" -shared -x c /dev/null -o "$build/no-lt/libcublasLt.so.13"
             LD_LIBRARY_PATH=$build/no-lt:$LD_LIBRARY_PATH run no-lt-units 60 "$build/units"
             LD_LIBRARY_PATH=$build/no-lt:$LD_LIBRARY_PATH EP_OVERLAP_CUDA_GEMM=cublaslt \
-                timeout 60 "$build/units" >"$out/no-lt.log" 2>&1
+                bounded "$out/no-lt.log" 60 "$build/units"
             if grep -q 'EP_OVERLAP_CUDA_GEMM=cublaslt: libcublasLt.so.13 lacks cublasLtCreate' "$out/no-lt.log"; then
                 printf 'no-lt\tcublaslt without it\tok\t%s\n' "$(grep -m1 lacks "$out/no-lt.log" | cut -f4)" >>"$out/cases.tsv"
             else
@@ -235,7 +358,7 @@ for phase in $phases; do
         flex)
             run flex 90 "$build/bench_flex" check ${seed:+"$seed"}
             [ "$gpus" -ge 2 ] || skip flex "times across a link need 2 GPUs, $gpus here: both ranks were on one"
-            timeout -k 5 60 "$build/bench_flex" time >"$out/flex_time.log" 2>&1 ||
+            bounded "$out/flex_time.log" 60 "$build/bench_flex" time ||
                 printf 'flex\ttimes\tFAIL\t%s\n' "$(tail -1 "$out/flex_time.log")" >>"$out/cases.tsv"
             ;;
         threads)
@@ -264,7 +387,12 @@ for phase in $phases; do
             done
             late_nccl
             ;;
-        features) run features 90 "$build/features" ;;
+        comm) run comm 60 "$build/features" comm ;;
+        features) run features 90 "$build/features" groups beside saved capture memory tp own shifted scarce overflow schedule control ;;
+        budgets)
+            run budgets2 60 "$build/layer" threads 2 6 "${seed:-0xb5}" 9 budgets
+            run budgets2p 60 "$build/layer" processes 2 3 "${seed:-0xb6}" 9 budgets
+            ;;
         graph)
             for dispatcher in alltoall flex; do
                 run "graph-$dispatcher" 60 "$build/graph" processes 2 100 $dispatcher bits own errors
@@ -303,6 +431,8 @@ for phase in $phases; do
             EP_OVERLAP_CUDA_PEER=0 run nccl-late 60 "$build/endure" late
             run watched 30 "$build/endure" watched
             run churn 60 "$build/endure" churn 2 60
+            ;;
+        repeats)
             run repeats 60 "$build/endure" repeats 2
             run repeats4 60 "$build/endure" repeats 4 250
             ;;
@@ -324,23 +454,27 @@ for phase in $phases; do
             sed -n 's/^# //p' "$out/scale.log"
             ;;
         tools) ARCH=$arch CUDA=$cuda run tools 170 tests/gpu/tools.sh "$build" ;;
-        slurm) ARCH=$arch CUDA=$cuda run slurm 170 tests/gpu/slurm.sh "$build" ;;
+        slurm) ARCH=$arch CUDA=$cuda EPO_SECONDS=150 run slurm 170 tests/gpu/slurm.sh "$build" ;;
+        scripts)
+            if torch_here scripts; then
+                ARCH=$arch CUDA=$cuda EPO_PARTS=scripts EPO_SECONDS=230 run scripts 250 tests/gpu/slurm.sh "$build"
+            fi
+            ;;
         bench)
             if [ "$gpus" -lt 2 ]; then
                 skip bench "exchange needs 2 GPUs, $gpus here: experts alone are timed"
                 measure bench 100 "$build/bench" 1 4096 2048 768 64 8 7
             else
                 measure bench 100 "$build/bench" -l Q 2 4096 2048 768 128 8 9
-                if "${PYTHON:-python3}" -c 'import torch' 2>/dev/null; then
-                    measure torch 100 "${PYTHON:-python3}" tests/gpu/bench_torch.py 2 4096 2048 768 128 8 9
-                else
-                    skip bench "no PyTorch here: no eager layer to compare with"
-                fi
+            fi
+            ;;
+        torch)
+            if torch_here torch && two_gpus torch; then
+                measure torch 100 "${PYTHON:-python3}" tests/gpu/bench_torch.py 2 4096 2048 768 128 8 9
             fi
             ;;
         strong)
             if torch_here strong && two_gpus strong; then
-                make -s -f tests/gpu/build.mk O="$build" ARCH="$arch" CUDA="$cuda" "$build/libep_overlap.so" >>"$out/build.log" 2>&1
                 PYTHONPATH=python EP_OVERLAP_LIBRARY=$(realpath "$build/libep_overlap.so") \
                     measure strong 60 "${PYTHON:-python3}" tests/gpu/bench_strong.py 2 4096 2048 768 128 8 9
             fi
@@ -373,32 +507,78 @@ for phase in $phases; do
             ;;
         python)
             if torch_here python; then
-                make -s -f tests/gpu/build.mk O="$build" ARCH="$arch" CUDA="$cuda" "$build/libep_overlap.so" >>"$out/build.log" 2>&1
-                python_path=${PYTHONPATH:-}
-                export EP_OVERLAP_LIBRARY PYTHONPATH=python:python/dropin${PYTHONPATH:+:$PYTHONPATH}
-                EP_OVERLAP_LIBRARY=$(realpath "$build/libep_overlap.so")
+                bound_python
                 for name in layer graph deep_ep; do
                     whole python 130 tests/gpu/python_$name.py
                 done
-                if "${PYTHON:-python3}" -c 'import megatron.core' 2>/dev/null; then
-                    whole python 80 tests/gpu/megatron_moe.py
-                else
-                    skip python "no Megatron-Core here: not over its dispatchers"
-                fi
-                export PYTHONPATH=$python_path
-                unset EP_OVERLAP_LIBRARY
             fi
             ;;
+        megatron)
+            if megatron_here megatron; then
+                bound_python
+                whole megatron 80 tests/gpu/megatron_moe.py
+                grep -ah 'dispatcher alone\|against alltoall' "$out/megatron_moe.log"
+            fi
+            ;;
+        random)
+            interposed random 340 random:1 random:0 random:2 random:3 random:4
+            "${PYTHON:-python3}" tests/gpu/gather.py "$out/random.log"
+            ;;
+        jobs) interposed jobs 240 mismatch graph groups abort churn ;;
+        speed) two_gpus speed && interposed speed 200 speed gemm:1 ;;
+        small) interposed small 160 small ;;
         record)
             if torch_here record; then
-                make -s -f tests/gpu/intercept.mk O="$build" "$build/libep_overlap_intercept.so" >>"$out/build.log" 2>&1
-                whole record 240 tests/gpu/record.py "$build/libep_overlap_intercept.so" --together
-                whole record 180 tests/gpu/preload.py "$build/libep_overlap_intercept.so" --together
+                run record 240 "${PYTHON:-python3}" tests/gpu/record.py "$interposer" --together
             fi
             ;;
-        *) echo "run.sh: no phase $phase" >&2; exit 2 ;;
+        preload)
+            if torch_here preload; then
+                run preload 200 "${PYTHON:-python3}" tests/gpu/preload.py "$interposer" --together
+            fi
+            ;;
+        examples)
+            if torch_here examples; then
+                bound_python
+                for way in "" "$interposer"; do
+                    example "alltoall${way:+-carried}" "$way" torch_alltoall.py --sizes 4,64 --loops 10
+                    example "moe${way:+-carried}" "$way" torch_moe.py --steps 20
+                done
+                if [ "$(losses moe)" = "$(losses moe-carried)" ] && [ -n "$(losses moe)" ]; then
+                    printf 'examples\tloss\tok\t%s with and without the interposer\n' "$(losses moe | tail -1)"
+                else
+                    printf 'examples\tloss\tFAIL\t%s without, %s with the interposer\n' "$(losses moe | tail -1)" "$(losses moe-carried | tail -1)"
+                fi >>"$out/cases.tsv"
+                example moe-library "" torch_moe.py --layer ep_overlap --steps 20
+                if megatron_here examples; then
+                    example megatron-alltoall "$interposer" megatron_core_moe.py --steps 10
+                    example megatron-deepep "" megatron_core_moe.py --dispatcher flex --steps 10
+                    example megatron-hybridep "" megatron_core_moe.py --dispatcher flex --backend hybridep --steps 10
+                fi
+            fi
+            ;;
     esac
+}
+done_already=()
+for phase in $phases; do
+    [ $stopped = 0 ] || { skip "$phase" "a signal came before it"; continue; }
+    if [ -e "$out/$phase.done" ]; then
+        done_already+=("$phase")
+        continue
+    fi
+    if [ "$(usual "$phase")" -gt $((until - SECONDS)) ]; then
+        skip "$phase" "usually takes $(usual "$phase") s, $((until - SECONDS)) s were left"
+        echo "result phase=$phase state=$state left_out=no-time-left"
+        continue
+    fi
+    before=$(wc -l <"$out/cases.tsv") began=$SECONDS
+    phase_run "$phase"
+    said() { tail -n +$((before + 1)) "$out/cases.tsv" | grep -ac "	$1	"; }
+    echo "result phase=$phase state=$state ok=$(said ok) fail=$(said FAIL) skip=$(said skip) seconds=$((SECONDS - began)) at=$((SECONDS - start))"
+    tail -n +$((before + 1)) "$out/cases.tsv" | grep -a '	FAIL	' | cut -c1-300
+    [ "$(said FAIL)" != 0 ] || [ "$(said ok)" = 0 ] || : >"$out/$phase.done"
 done
+trap - TERM INT HUP
 
 # ---- the table, the JSON, the skipped ----
 grep '	FAIL	' "$out/cases.tsv" | cut -c1-300
@@ -418,6 +598,7 @@ echo
 cat "$out/gpu.json"
 echo
 awk -F'\t' '$3 == "skip" {print $1 ", " $2 ": " $4}' "$out/cases.tsv" >>"$out/skipped"
+[ ${#done_already[@]} = 0 ] || echo "done before, counted above: ${done_already[*]}"
 if [ -s "$out/skipped" ]; then
     sed 's/^/skipped: /' "$out/skipped"
 else
