@@ -187,7 +187,7 @@ static epo_status put_launcher(reader *r, const epo_word *flag, const char *path
         r->at++;
         value = peek(r, 0)->open ? NULL : peek(r, 0)->text;
     }
-    if (is_maybe(r, flag))
+    if (is_maybe(r, flag) || (flag->open && strchr(flag->text, '=') != NULL))
         return epo_facts_set_unknown(r->facts, path, "?", source);
     return value == NULL ? EPO_OK : epo_facts_set(r->facts, path, value, source);
 }

@@ -3,6 +3,7 @@
 
 #include "core/facts.h"
 #include "core/status.h"
+#include "core/text.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -10,6 +11,8 @@
 #include <string.h>
 
 #define WORD_MAX 65536 /* bytes of one word */
+#define BLANKS " \t\n\r"
+#define DEFAULTS_MAX 8 /* ${A:-${B:-...}} */
 
 epo_status epo_words_add(epo_words *words, const char *text, unsigned line, bool open,
                          bool begins) {
@@ -50,6 +53,7 @@ typedef struct splitter {
     int blocks, parentheses; /* if ... fi and case ... esac around; of an array */
     bool tests, maybe;       /* behind [, and behind its && or behind || */
     char quote;
+    int defaults;      /* ${NAME:-value} around */
     char document[64]; /* the word behind << whose lines come next; "": none */
     epo_status status;
 } splitter;
@@ -88,21 +92,93 @@ static void follow_block(splitter *s) {
         s->tests = s->tests || strcmp(s->buffer, tests[i]) == 0;
 }
 
-/* NAME=value at the start of a command is remembered. */
+/* What a variable holds, NULL if none of this name was assigned.  A $NAME in it is what only
+ * a shell can tell. */
+static const char *value_of(const splitter *s, const char *name, size_t length) {
+    char key[128];
+    if (length >= sizeof key)
+        return NULL;
+    memcpy(key, name, length);
+    key[length] = '\0';
+    const epo_fact *fact = epo_facts_find(s->variables, key);
+    return fact == NULL ? NULL : fact->text;
+}
+
+/* Without room for so long a value only a shell can tell it. */
+static void assign(splitter *s, const char *name, const char *value) {
+    char unknown[130];
+    snprintf(unknown, sizeof unknown, "$%.128s", name);
+    value = strlen(value) < WORD_MAX ? value : unknown;
+    epo_status status = epo_facts_set_text(s->variables, name, value, "script");
+    if (s->status == EPO_OK)
+        s->status = status;
+}
+
+/* Arguments that a condition adds: each flag and override stays, its value only a shell can
+ * tell; so does a word that belongs to what stands before. */
+static char *doubted(const char *name, const char *value) {
+    struct epo_text text = EPO_TEXT_INIT;
+    bool behind_flag = false;
+    for (const char *at = value + strspn(value, BLANKS); *at != '\0'; at += strspn(at, BLANKS)) {
+        size_t length = strcspn(at, BLANKS), key = strcspn(at, "= \t\n\r");
+        bool is_flag = at[0] == '-' && key > 1 && !isdigit((unsigned char)at[1]);
+        bool has_value = at[0] != '$' && key < length;
+        if (is_flag || has_value)
+            epo_text_format(&text, " %.*s=$%s", (int)key, at, name);
+        else if (!behind_flag || at[0] == '$')
+            epo_text_format(&text, " $%s", name);
+        behind_flag = (is_flag && !has_value) || (behind_flag && !is_flag && !has_value);
+        at += length;
+    }
+    return epo_text_take(&text);
+}
+
+/* An assignment that a condition decides: what stood there before and stands in front of the
+ * new value is there in any case. */
+static void assign_maybe(splitter *s, const char *name, const char *old, const char *value) {
+    char unknown[130];
+    size_t length = strlen(old);
+    snprintf(unknown, sizeof unknown, "$%.128s", name);
+    bool stays = length > 0 && strncmp(value, old, length) == 0 &&
+                 (value[length] == '\0' || strchr(BLANKS, value[length]) != NULL ||
+                  strchr(BLANKS, old[length - 1]) != NULL);
+    char *more = stays ? doubted(name, value + length) : NULL;
+    struct epo_text whole = EPO_TEXT_INIT;
+    epo_text_format(&whole, "%s%s", more != NULL ? old : "", more != NULL ? more : unknown);
+    char *text = epo_text_take(&whole);
+    assign(s, name, text != NULL ? text : unknown);
+    free(text);
+    free(more);
+}
+
+/* NAME=value and NAME+=value at the start of a command are remembered. */
 static void remember(splitter *s) {
     size_t n = 0;
     while (is_name(s->buffer[n]))
         n++;
-    if (n == 0 || isdigit((unsigned char)s->buffer[0]) || s->buffer[n] != '=')
+    bool adds = n > 0 && strncmp(s->buffer + n, "+=", 2) == 0;
+    if (n == 0 || n > 127 || isdigit((unsigned char)s->buffer[0]) || (s->buffer[n] != '=' && !adds))
         return;
-    s->buffer[n] = '\0';
-    epo_status status =
-        s->open || is_maybe(s)
-            ? epo_facts_set_unknown(s->variables, s->buffer, "?", "script")
-            : epo_facts_set_text(s->variables, s->buffer, s->buffer + n + 1, "script");
-    s->buffer[n] = '=';
-    if (s->status == EPO_OK)
-        s->status = status;
+    char name[128], *old = NULL;
+    const char *value = s->buffer + n + 1 + adds, *known = value_of(s, s->buffer, n);
+    memcpy(name, s->buffer, n);
+    name[n] = '\0';
+    if (known != NULL && (old = strdup(known)) == NULL)
+        s->status = epo_fail(EPO_E_NOMEM, "words: no memory");
+    if (s->status != EPO_OK)
+        return;
+    const char *before = old != NULL ? old : "";
+    struct epo_text whole = EPO_TEXT_INIT;
+    epo_text_format(&whole, "%s%s", adds ? before : "", value);
+    char *text = epo_text_take(&whole);
+    if (text == NULL)
+        s->status = epo_fail(EPO_E_NOMEM, "words: no memory");
+    else if (!is_maybe(s))
+        assign(s, name, text);
+    else if (!adds || value[0] != '\0') /* else an array's words follow */
+        assign_maybe(s, name, before, text);
+    free(text);
+    free(old);
 }
 
 static void end_word(splitter *s) {
@@ -139,14 +215,19 @@ static void follow_separator(splitter *s, char c) {
         s->maybe = s->tests = false;
 }
 
-/* Puts a variable's value in; outside quotes its blanks part words. */
-static void expand(splitter *s, const char *value) {
-    for (; *value != '\0'; value++) {
-        if (s->quote == '\0' && isspace((unsigned char)*value))
-            end_word(s);
-        else
-            push(s, *value);
-    }
+/* A byte of a variable's value; outside quotes blanks part words. */
+static void expand(splitter *s, char c) {
+    if (s->quote == '\0' && isspace((unsigned char)c))
+        end_word(s);
+    else
+        push(s, c);
+    s->open = s->open || c == '$' || c == '`';
+}
+
+/* Goes on at `to`; the lines since `from` count. */
+static void leap(splitter *s, const char *from, const char *to) {
+    for (s->at = to; from < to; from++)
+        s->line += *from == '\n';
 }
 
 /* Behind the bracket that `at` opens, or the end of the text. */
@@ -160,23 +241,13 @@ static const char *skip_bracket(const char *at, const char *end, char open, char
     return end;
 }
 
-static void expand_named(splitter *s, const char *name, size_t length, const char *otherwise) {
-    char key[128];
-    const epo_fact *fact = NULL;
-    if (length < sizeof key) {
-        memcpy(key, name, length);
-        key[length] = '\0';
-        fact = epo_facts_find(s->variables, key);
-    }
-    if (fact != NULL && fact->kind != EPO_FACT_UNKNOWN) {
-        char *copy = strdup(fact->text); /* a word that ends may be an assignment itself */
-        if (copy != NULL)
-            expand(s, copy);
+static void expand_named(splitter *s, const char *name, size_t length) {
+    const char *value = value_of(s, name, length);
+    if (value != NULL) {
+        char *copy = strdup(value); /* a word that ends may be an assignment itself */
+        for (const char *c = copy; c != NULL && *c != '\0'; c++)
+            expand(s, *c);
         free(copy);
-        return;
-    }
-    if (otherwise != NULL) {
-        expand(s, otherwise);
         return;
     }
     push(s, '$');
@@ -185,35 +256,73 @@ static void expand_named(splitter *s, const char *name, size_t length, const cha
     s->open = true;
 }
 
-static bool is_known(const splitter *s, const char *name, size_t length) {
-    char key[128];
-    snprintf(key, sizeof key, "%.*s", length < sizeof key ? (int)length : 0, name);
-    return epo_facts_find(s->variables, key) != NULL;
+static void take_dollar(splitter *s);
+
+/* The value in ${NAME:-value}, with variables of its own. */
+static void expand_default(splitter *s, const char *from, const char *to) {
+    const char *end = s->end;
+    unsigned line = s->line; /* take_braces counts */
+    char quote = s->quote;
+    if (s->defaults == DEFAULTS_MAX) {
+        push(s, '$');
+        s->open = true;
+        return;
+    }
+    s->defaults++;
+    for (s->at = from, s->end = to; s->at < to;) {
+        if (*s->at == '$' && s->quote != '\'') {
+            take_dollar(s);
+        } else if ((*s->at == '"' || *s->at == '\'') && (s->quote == quote || s->quote == *s->at)) {
+            s->quote = s->quote == quote ? *s->at : quote;
+            s->at++;
+        } else {
+            expand(s, *s->at++);
+        }
+    }
+    s->quote = quote;
+    s->end = end;
+    s->line = line;
+    s->defaults--;
 }
 
-/* ${NAME}, ${NAME:-value}; anything else in braces stays open. */
+/* ${NAME-value} and the like, `tail` at the sign: what it gives; = assigns it, too. */
+static void take_default(splitter *s, const char *name, size_t length, const char *tail,
+                         const char *close) {
+    const char *from = tail + 1 + (*tail == ':'), *to = close - 1;
+    const char *value = value_of(s, name, length);
+    if (value != NULL && (*tail != ':' || value[0] != '\0')) {
+        expand_named(s, name, length);
+        return;
+    }
+    size_t before = s->in_word ? s->length : 0, words = s->words->count;
+    expand_default(s, from, to);
+    if (from[-1] != '=' || !s->in_word || length > 127 || s->words->count != words)
+        return;
+    char key[128];
+    s->buffer[s->length] = '\0';
+    snprintf(key, sizeof key, "%.*s", (int)length, name);
+    assign(s, key, is_maybe(s) ? "$" : s->buffer + before);
+}
+
+/* ${NAME}, ${NAME:-value}, ${NAME=value}; anything else in braces stays open. */
 static void take_braces(splitter *s) {
     const char *start = s->at + 1, *close = skip_bracket(s->at, s->end, '{', '}');
     size_t length = 0;
     while (start + length < close && is_name(start[length]))
         length++;
-    const char *tail = start + length;
+    const char *tail = start + length, *sign = tail + (tail < close && *tail == ':');
     if (tail < close && *tail == '}') {
-        expand_named(s, start, length, NULL);
-    } else if (close - tail > 2 && tail[0] == ':' && (tail[1] == '-' || tail[1] == '=')) {
-        char *value = strndup(tail + 2, (size_t)(close - tail) - 3);
-        if (value != NULL && strchr(value, '$') == NULL)
-            expand_named(s, start, length, value);
-        else
-            s->open = true, push(s, '$');
-        free(value);
+        expand_named(s, start, length);
+    } else if (length > 0 && sign + 1 < close && close[-1] == '}' &&
+               (*sign == '-' || *sign == '=')) {
+        take_default(s, start, length, tail, close);
     } else {
         s->open = true;
         push(s, '$');
-        if (!is_known(s, start, length)) /* the words of an array stand where it was assigned */
+        if (value_of(s, start, length) == NULL) /* an array's words stand where it was assigned */
             push(s, '{');
     }
-    s->at = close;
+    leap(s, start, close);
 }
 
 static void take_dollar(splitter *s) {
@@ -223,7 +332,7 @@ static void take_dollar(splitter *s) {
     } else if (*s->at == '{') {
         take_braces(s);
     } else if (*s->at == '(') {
-        s->at = skip_bracket(s->at, s->end, '(', ')');
+        leap(s, s->at, skip_bracket(s->at, s->end, '(', ')'));
         push(s, '$');
         push(s, '(');
         s->open = true;
@@ -231,7 +340,7 @@ static void take_dollar(splitter *s) {
         const char *start = s->at;
         while (s->at < s->end && is_name(*s->at))
             s->at++;
-        expand_named(s, start, (size_t)(s->at - start), NULL);
+        expand_named(s, start, (size_t)(s->at - start));
     } else {
         push(s, '$');
         s->open = true;
@@ -280,7 +389,33 @@ static void note_document(splitter *s) {
     snprintf(s->document, sizeof s->document, "%.*s", n < sizeof s->document ? (int)n : 0, from);
 }
 
-/* A here-document that is prose (one apostrophe) or another language is passed over; one
+/* Whether the command that just ended takes its here-document for something else than a
+ * script: python - <<END, : <<COMMENT, cat >conf.yaml <<END. */
+static bool is_for_another(const splitter *s) {
+    static const char *const kinds[] = {"yaml", "yml", "json", "py",  "toml",
+                                        "ini",  "cfg", "conf", "txt", "md"};
+    const epo_word *word = s->words->word;
+    size_t first = s->words->count;
+    while (first > 0 && !word[--first].begins)
+        continue;
+    if (first == s->words->count)
+        return false;
+    const char *slash = strrchr(word[first].text, '/');
+    const char *base = slash == NULL ? word[first].text : slash + 1;
+    if (strcmp(base, ":") == 0 || strncmp(base, "python", 6) == 0 || strcmp(base, "perl") == 0)
+        return true;
+    if (strcmp(base, "cat") != 0 && strcmp(base, "tee") != 0)
+        return false;
+    for (size_t i = first + 1; i < s->words->count; i++) {
+        const char *dot = strrchr(word[i].text, '.');
+        for (size_t k = 0; dot != NULL && k < sizeof kinds / sizeof *kinds; k++)
+            if (strcmp(dot + 1, kinds[k]) == 0)
+                return true;
+    }
+    return false;
+}
+
+/* A here-document that is prose (one apostrophe) or for another program is passed over; one
  * that reads as a script is read, as sbatch <<EOF runs it. */
 static void pass_document(splitter *s) {
     size_t length = strlen(s->document), apostrophes = 0, quotes = 0;
@@ -300,7 +435,7 @@ static void pass_document(splitter *s) {
             quotes += *c == '"';
         }
     }
-    if (line < s->end && (apostrophes % 2 == 1 || quotes % 2 == 1)) {
+    if (line < s->end && (is_for_another(s) || apostrophes % 2 == 1 || quotes % 2 == 1)) {
         s->at = line;
         s->line += lines;
     }

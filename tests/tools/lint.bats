@@ -162,6 +162,49 @@ END
     [[ $status -eq 1 && $output == *"error    ARG-OVERLAP"* ]]
 }
 
+@test "scripts as people write them: options in one text, added to where a condition holds" {
+    cat >job.sh <<'END'
+AC=${15:-"none"}
+if [ "$AC" = full ]; then
+    recompute=" --recompute-granularity full"
+fi
+options="  \
+    --num-experts 64 \
+    --expert-model-parallel-size ${EP:-${TP:-"8"}} \
+    --overlap-moe-expert-parallel-comm --bf16"
+options+=" --moe-token-dispatcher-type alltoall"
+if [ "$WG" = 1 ]; then
+    options="$options --delay-wgrad-compute"
+fi
+cat >run.yaml <<X
+num_experts: 1 --expert-model-parallel-size 1
+X
+: <<'COMMENT'
+torchrun pretrain_gpt.py $options --expert-model-parallel-size 1
+COMMENT
+run_cmd="torchrun $DISTRIBUTED pretrain_gpt.py ${options} ${recompute}"
+eval ${run_cmd}
+END
+    run --separate-stderr "$tool" lint --json --no-environment job.sh
+    [ "$status" -eq 0 ]
+    is_json
+    echo "$output" >lint.json
+    python3 - <<'END'
+import json
+found = {f["name"]: f["value"] for r in json.load(open("lint.json"))["rules"] for f in r["found"]}
+assert found["expert_model_parallel_size"] == "8" and found["overlap_moe_expert_parallel_comm"] == "true", found
+assert found["moe_token_dispatcher_type"] == "alltoall" and found["bf16"] == "true", found
+assert found["delay_wgrad_compute"] is None and found["recompute_granularity"] is None, found
+END
+}
+
+@test "what lint takes for known is what bash passes, in random scripts" {
+    command -v python3 >/dev/null || skip "no python3"
+    run timeout 120 "$BATS_TEST_DIRNAME/shell.py" "$tool" 150
+    echo "$output"
+    [ "$status" -eq 0 ]
+}
+
 @test "arguments that only the shell knows leave undecided what they may say" {
     for more in '$EXTRA' '"$@"' '$(cat more)' '"${MORE[@]}"'; do
         printf 'ARGS=(--bf16 --num-experts 8)\nsrun python pretrain_gpt.py "${ARGS[@]}" --expert-model-parallel-size 4 --overlap-moe-expert-parallel-comm %s\n' "$more" >job.sh

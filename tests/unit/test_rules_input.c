@@ -127,7 +127,23 @@ static void words_split_as_a_shell_does(void) {
     check_words("a 'b c' \"d e\"f", "/a|b c|d ef");
     check_words("a \\\n b # comment\nc", "/a|b/c");
     check_words("X=1 Y=\"$X 2\"\necho $Y \"$Y\" ${X}", "/X=1|Y=1 2/echo|1|2|1 2|1");
-    check_words("echo ${N:-8} ${M:-$N} $(date) $UNSET", "/echo|8|$?|$(?|$UNSET?");
+    check_words("echo ${N:-8} ${M:-$N} $(date) $UNSET", "/echo|8|$N?|$(?|$UNSET?");
+    check_words("A=1; echo ${A-2} ${B-2} ${B:-'x y'} \"${B:-\"3\"}\"", "/A=1/echo|1|2|x y|3");
+    check_words("A=; echo ${A:-2}${A-3} ${B:-${A:-${C:-4}}}", "/A=/echo|2|4");
+    check_words("D=$(date); echo ${D:-2} ${E:=5} $E; : ${F=6}; echo $F",
+                "/D=$(?/echo|$(?|5|5/:|6/echo|6");
+    check_words("A=\"--x 1 $UNSET\"; A+=' --y'; run $A",
+                "/A=--x 1 $UNSET?/A+= --y/run|--x|1|$UNSET?|--y");
+    check_words("A=1; if t; then A=2; B=3; fi; run $A $B", "/A=1/if|t/then|A=2/B=3/fi/run|$A?|$B?");
+    check_words("A=--x; if t; then A=\"$A --y\"; fi; run $A",
+                "/A=--x/if|t/then|A=--x --y/fi/run|--x|--y=$A?");
+    check_words("A=--x; [ t ] && A+=' --y'\nrun $A", "/A=--x/[|t|]/A+= --y/run|--x|--y=$A?");
+    check_words("A=--x; [ t ] && A+=' c --y 1 2 -z a.b=1 $N'\nrun $A",
+                "/A=--x/[|t|]/A+= c --y 1 2 -z a.b=1 $N/run|--x|$A?|--y=$A?|-z=$A?|a.b=$A?|$A?");
+    check_words("A=/x; [ t ] && A+=:/y\nrun $A", "/A=/x/[|t|]/A+=:/y/run|$A?");
+    check_words(": <<'X'\nrun --x\nX\ncat >a.yaml <<X\nb: --y\nX\nsh <<X\nrun --z\nX",
+                "/:|<<X/X/cat|>a.yaml|<<X/X/sh|<<X/run|--z/X");
+    check_words("a ${B:-${C:-${D:-${E:-${F:-${G:-${H:-${I:-${J:-1}}}}}}}}}", "/a|$?");
     check_words("a&&b;c|d", "/a/b/c/d");
     check_words("#SBATCH --ep-overlap=on -N 2 # two\n # SBATCH x\nrun #SBATCH y",
                 "/--ep-overlap=on|-N|2/run");

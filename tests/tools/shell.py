@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Random job scripts: what lint takes for known is what bash passes.
+
+shell.py TOOL COUNT [SEED]: a value that `TOOL lint` tells must be the one with which bash
+calls the program; it may leave undecided what it cannot tell, but not all of it.
+"""
+import json
+import os
+import random
+import subprocess
+import sys
+
+FLAGS = ["expert-model-parallel-size", "tensor-model-parallel-size", "pipeline-model-parallel-size",
+         "context-parallel-size", "num-experts"]
+NAMES = "ABCDE"
+
+
+def word(r, depth=0):
+    kind = r.randrange(9)
+    name = r.choice("ABC")  # D and E may be unset
+    if kind < 3 or depth > 3:
+        return str(r.randrange(1, 65))
+    if kind == 3:
+        return "$" + name
+    if kind == 4:
+        return "${%s}" % name
+    if kind == 5:
+        return "$((%d*2))" % r.randrange(1, 9)
+    return "${%s%s%s}" % (r.choice(NAMES), r.choice([":-", "-", ":=", "="]), word(r, depth + 1))
+
+
+def assignment(r):
+    value, name = word(r), r.choice(NAMES)
+    if r.random() < 0.3:
+        value = '"%s"' % value
+    if r.random() < 0.2:
+        return "export %s=%s" % (name, value)
+    return "%s=%s" % (name, value)
+
+
+def options(r):
+    kind = r.randrange(4)
+    flags = FLAGS[3:] if kind == 3 else FLAGS[:3]  # an array counts where it is assigned, a text where it is used
+    text = " ".join("--%s %s" % (r.choice(flags), word(r)) for _ in range(r.randrange(1, 3)))
+    if kind == 0:
+        return 'O="$O %s"' % text
+    if kind == 1:
+        return 'O+=" %s"' % text
+    if kind == 2:
+        return 'O="%s"' % text
+    return "L+=(%s)" % text
+
+
+def line(r, depth=0):
+    kind = r.randrange(10)
+    if kind < 4:
+        return assignment(r)
+    if kind < 7:
+        return options(r)
+    if kind == 7:
+        return ": %s" % word(r)
+    if kind == 8 and depth < 2:
+        other = "else\n%s\n" % line(r, depth + 1) if r.random() < 0.5 else ""
+        return "if [ %d = 1 ]; then\n%s\n%sfi" % (r.randrange(2), line(r, depth + 1), other)
+    return "[ %d = 1 ] && %s" % (r.randrange(2), assignment(r))
+
+
+def script(r):
+    lines = ["%s=%d" % (name, r.randrange(1, 65)) for name in "ABC"]
+    lines += [line(r) for _ in range(r.randrange(2, 9))]
+    return "\n".join(lines + ['python pretrain_gpt.py $O "${L[@]}" --num-layers 4 --%s %s'
+                              % (r.choice(FLAGS[:3]), word(r)), ""])
+
+
+def passed(text, path):
+    with open(path, "w") as f:
+        f.write("python() { printf '%s\\n' \"$@\"; }\n" + text)
+    out = subprocess.run(["bash", path], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False)
+    words = out.stdout.split("\n")
+    return {flag: words[max(i for i, w in enumerate(words) if w == "--" + flag) + 1]
+            for flag in FLAGS if "--" + flag in words}
+
+
+def told(tool, text, path):
+    with open(path, "w") as f:
+        f.write(text)
+    out = subprocess.run([tool, "lint", "--json", "--no-environment", path], capture_output=True, text=True, check=False)
+    found = {f["name"]: f for rule in json.loads(out.stdout).get("rules", []) for f in rule["found"]}
+    return {flag: found.get("num_moe_experts" if flag == "num-experts" else flag.replace("-", "_"))
+            for flag in FLAGS}
+
+
+def main():
+    tool, count = sys.argv[1], int(sys.argv[2])
+    known = settings = 0
+    for i in range(count):
+        r = random.Random("%s %d" % (sys.argv[3] if len(sys.argv) > 3 else "1", i))
+        text = script(r)
+        want, found = passed(text, "bash.sh"), told(tool, text, "lint.sh")
+        for flag in FLAGS:
+            fact = found[flag]
+            settings += flag in want
+            if fact is None or fact["value"] is None:
+                continue
+            is_default = "default" in (fact["from"] or "")
+            if is_default and flag not in want:
+                continue
+            if is_default or fact["value"] != want.get(flag):
+                sys.exit("script %d, --%s: bash passes %s, lint tells %s (%s)\n%s"
+                         % (i, flag, want.get(flag), fact["value"], fact["from"], text))
+            known += 1
+    print("%d scripts: %d settings, %d of them known" % (count, settings, known))
+    if known < settings / 4:
+        sys.exit("lint knows too little of what bash passes")
+
+
+main()
