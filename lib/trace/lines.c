@@ -52,19 +52,34 @@ static epo_status open_file(const char *path, epo_lines *l) {
     return EPO_OK;
 }
 
-static epo_status sniff(epo_lines *l) {
-    epo_status status = refill(l);
-    size_t seen = l->block_length < SNIFF ? l->block_length : SNIFF;
-    static const char *const packed[] = {"\x1f\x8b", "\x28\xb5\x2f\xfd", "\xfd\x37zXZ"};
-    for (size_t i = 0; i < sizeof packed / sizeof *packed && status == EPO_OK; i++)
-        if (seen >= strlen(packed[i]) && memcmp(l->block, packed[i], strlen(packed[i])) == 0)
+epo_status epo_lines_refuse(const char *name, const char *head, size_t length) {
+    size_t seen = length < SNIFF ? length : SNIFF;
+    static const char *const packed[] = {"\x1f\x8b", "\x28\xb5\x2f\xfd", "\xfd\x37zXZ", "BZh"};
+    for (size_t i = 0; i < sizeof packed / sizeof *packed; i++)
+        if (seen >= strlen(packed[i]) && memcmp(head, packed[i], strlen(packed[i])) == 0)
             return epo_fail(
                 EPO_E_ARG, "%s: is compressed: give its text on standard input (zcat FILE | ... -)",
-                l->path);
+                name);
+    if (seen >= 2 && (memcmp(head, "\xff\xfe", 2) == 0 || memcmp(head, "\xfe\xff", 2) == 0))
+        return epo_fail(EPO_E_ARG,
+                        "%s: is UTF-16, and UTF-8 is read: give its text on standard input "
+                        "(iconv -f UTF-16 -t UTF-8 FILE | ... -)",
+                        name);
+    return EPO_OK;
+}
+
+/* Refuses what is no text, and passes over the mark of UTF-8 before it. */
+static epo_status sniff(epo_lines *l) {
+    epo_status status = refill(l);
+    if (status == EPO_OK)
+        status = epo_lines_refuse(l->path, l->block, l->block_length);
+    size_t seen = l->block_length < SNIFF ? l->block_length : SNIFF;
     const char *zero = status == EPO_OK ? memchr(l->block, '\0', seen) : NULL;
     if (zero != NULL)
         return epo_fail(EPO_E_ARG, "%s: byte %zu is zero: this is not a text file", l->path,
                         (size_t)(zero - l->block) + 1);
+    if (status == EPO_OK && l->block_length >= 3 && memcmp(l->block, "\xef\xbb\xbf", 3) == 0)
+        l->consumed = l->block_at = 3;
     return status;
 }
 

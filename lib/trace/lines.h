@@ -22,8 +22,10 @@ typedef void epo_progress(void *context, uint64_t done, uint64_t total);
 const char *epo_lines_name(const char *path);
 /* Puts the path's name before the failure's line, unless it stands there; gives `status`. */
 epo_status epo_lines_fail(epo_status status, const char *path);
-/* A folder, or a file whose first bytes hold a zero, is refused: the error line names
- * `name` and the byte. */
+/* Whether a file that begins so is no text as we read it, but can be made to be: compressed,
+ * UTF-16; the error line names `name` and the command. */
+epo_status epo_lines_refuse(const char *name, const char *head, size_t length);
+/* A folder, what epo_lines_refuse finds, or a file whose first bytes hold a zero, is refused. */
 epo_status epo_lines_open(const char *path, const char *name, epo_progress *progress, void *context,
                           epo_lines **out);
 /* The next line without its end, valid until the next call; zeros and other

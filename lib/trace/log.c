@@ -175,6 +175,12 @@ static epo_status feed_iteration(epo_log *log, const char *line, uint64_t number
     }
     if (known == 0)
         return EPO_OK; /* "saved at iteration 10/ 50" and the like */
+    if (log->comma[0] != '\0')
+        return epo_fail(
+            EPO_E_ARG,
+            "line %llu: \"%s\" has a comma for its point, and points are read: run the "
+            "program with LC_ALL=C, or put points in (sed -E 's/([0-9]),([0-9])/\\1.\\2/g')",
+            (unsigned long long)number, log->comma);
     if (planned > log->planned)
         log->planned = planned;
     if (log->kind == EPO_LOG_UNKNOWN)

@@ -69,6 +69,7 @@ typedef struct epo_log {
     uint64_t cut_lines;                   /* longer than EPO_LINE_MAX */
     uint64_t failure_line;                /* the first line of a crash; 0: none */
     char failure[160];
+    char comma[24];                  /* a number with a comma for its point; "": none */
     double *step_time, *step_tflops; /* Bridge's "Step Time" lines, in order */
     size_t step_count, step_room;
     double clock; /* torchtitan: when the step before was printed, and which it was; 0: none */

@@ -6,6 +6,7 @@
 
 #include <ctype.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -72,6 +73,9 @@ bool epo_log_field(const char *name, size_t length, const char *value, epo_itera
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         if (strlen(fields[i].name) != length || strncasecmp(fields[i].name, name, length) != 0)
             continue;
+        if (*end == ',' && isdigit((unsigned char)end[1]) &&
+            memchr(value, '.', (size_t)(end - value)) == NULL)
+            snprintf(log->comma, sizeof log->comma, "%.*s", (int)strcspn(value, " |\t"), value);
         double *to = (double *)(void *)((char *)iteration + fields[i].offset);
         *to = number * fields[i].scale;
         return true;

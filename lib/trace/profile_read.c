@@ -21,23 +21,26 @@ epo_status epo_profile_read(const char *path, const epo_profile_options *options
     int error = errno;
     if (fd >= 0)
         close(fd);
+    if (n < 0 && error == EISDIR)
+        return epo_fail(EPO_E_ARG, "%s: is a folder; name a file", path);
     if (n < 0)
         return epo_fail(EPO_E_SYSTEM, "%s: cannot be read: %s", path, strerror(error));
     if (n == 0)
         return epo_fail(EPO_E_ARG, "%s: is empty", path);
     if (n >= 15 && memcmp(head, "SQLite format 3", 15) == 0)
         return epo_lines_fail(epo_profile_read_nsight(path, options, out), path);
-    if (n >= 2 && (unsigned char)head[0] == 0x1f && (unsigned char)head[1] == 0x8b)
-        return epo_fail(EPO_E_ARG, "%s: is compressed: zcat it into ep-overlap profile -", path);
     const char *dot = strrchr(path, '.');
     if (dot != NULL && (strcmp(dot, ".nsys-rep") == 0 || strcmp(dot, ".qdrep") == 0))
         return epo_fail(EPO_E_ARG, "%s: first export it: nsys export --type sqlite %s", path, path);
-    for (ssize_t i = 0; i < n; i++) {
+    epo_status status = epo_lines_refuse(path, head, (size_t)n);
+    for (ssize_t i = 0; i < n && status == EPO_OK; i++) {
         if (head[i] == '{' || head[i] == '[')
             return epo_lines_fail(epo_profile_read_chrome(path, options, out), path);
         if (strchr(" \t\r\n\xEF\xBB\xBF", head[i]) == NULL || head[i] == '\0')
             break;
     }
+    if (status != EPO_OK)
+        return status;
     return epo_fail(EPO_E_ARG,
                     "%s: neither an SQLite export of Nsight Systems nor a Chrome trace (byte 1)",
                     path);

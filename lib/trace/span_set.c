@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trace/span_set.h"
 
+#include "core/scratch.h"
 #include "core/status.h"
 
 #include <errno.h>
@@ -91,13 +92,17 @@ epo_status epo_span_set_create(epo_span_pool *pool, epo_span_set **out) {
 }
 
 static epo_status file_failed(const char *what) {
-    return epo_fail(EPO_E_SYSTEM, "intervals: the temporary file (TMPDIR) cannot be %s: %s", what,
-                    strerror(errno));
+    const char *folder = getenv("TMPDIR");
+    return epo_fail(
+        EPO_E_SYSTEM,
+        "intervals: the temporary file in %s cannot be %s: %s; let TMPDIR name a folder "
+        "with room, or give more --memory",
+        folder != NULL && folder[0] != '\0' ? folder : "/tmp", what, strerror(errno));
 }
 
 static epo_status open_file(epo_span_pool *pool) {
     if (pool->file == NULL)
-        pool->file = tmpfile();
+        pool->file = epo_scratch_open();
     return pool->file == NULL ? file_failed("made") : EPO_OK;
 }
 

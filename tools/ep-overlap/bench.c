@@ -277,8 +277,8 @@ static int bench_body(void *ctx) {
     epo_status measured = bench_measure(o, arm, arms, r, &rank_zero);
     if (measured != EPO_OK) {
         free(r);
-        (void)epo_tool_fail("bench", measured);
-        return measured == EPO_E_ARG ? EPO_EXIT_USAGE : EPO_EXIT_SYSTEM;
+        return epo_tool_error("bench", measured == EPO_E_ARG ? EPO_EXIT_USAGE : EPO_EXIT_SYSTEM,
+                              "%s", epo_fail_text());
     }
     if (rank_zero && o->json)
         bench_print_json(o, arm, arms, r);

@@ -87,10 +87,11 @@ static void *abandon(const bench_rank *b, epo_status status) {
     pthread_mutex_lock(&first); /* and keep it */
     const bool same = status == EPO_E_ARG || status == EPO_E_UNSUPPORTED;
     epo_tool_progress_end();
+    const int exit_status = status == EPO_E_ARG ? EPO_EXIT_USAGE : EPO_EXIT_SYSTEM;
     if (!same || b->world != NULL || b->rank <= 0)
-        fprintf(stderr, "ep-overlap bench: %s\n", epo_fail_text());
+        (void)epo_tool_error("bench", exit_status, "%s", epo_fail_text());
     fflush(NULL);
-    _exit(status == EPO_E_ARG ? EPO_EXIT_USAGE : EPO_EXIT_SYSTEM);
+    _exit(exit_status);
 }
 
 static void *run_rank(void *ctx) {

@@ -110,6 +110,21 @@ static void add_hang(doctor *d, const doctor_file *file) {
          "on all ranks; else more time or memory");
 }
 
+/* Nobody wrote to it: to say that nothing was found would sound like "fine". */
+static void add_empty(doctor *d, const doctor_file *file) {
+    doctor_finding *f = file->lines > 0 ? NULL : doctor_add(d, "LOG-EMPTY", EPO_SYMPTOM_PROBLEM);
+    if (f == NULL)
+        return;
+    TEXT(f, title, "the file is empty");
+    TEXT(f, where, "%.250s", file->path);
+    TEXT(f, seen, "0 lines");
+    TEXT(f, cause,
+         "the program has not begun, its output went elsewhere (srun -o, --error), or the disk "
+         "was full");
+    TEXT(f, confirm, "scontrol show job JOB (StdOut, StdErr), df on that folder");
+    TEXT(f, mend, "name the file that the ranks wrote to");
+}
+
 static void add_losses(doctor *d, const doctor_file *file) {
     const epo_log *log = file->log;
     uint64_t lost = 0, skipped = 0, first = 0;
@@ -272,6 +287,7 @@ epo_status doctor_conclude(doctor *d) {
         epo_status status = file->has_configuration ? add_rules(d, file) : EPO_OK;
         if (status != EPO_OK)
             return status;
+        add_empty(d, file);
         if (file->log->count > 0) {
             add_hang(d, file);
             add_losses(d, file);

@@ -138,7 +138,7 @@ static bool looks_like_profile(const char *path) {
 
 epo_status doctor_read(doctor *d, const char *path) {
     doctor_file *file = &d->file[d->files++];
-    file->path = epo_lines_name(path);
+    file->path = epo_tool_shown(epo_lines_name(path));
     file->is_profile = looks_like_profile(path);
     if (!file->is_profile)
         return read_text(d, path, file);

@@ -2,6 +2,7 @@
 #include "tool.h"
 
 #include "core/status.h"
+#include "core/text.h"
 #include "input.h"
 #include "json.h"
 #include "rules/launch.h"
@@ -61,6 +62,11 @@ static epo_status put(env_work *w, const char *key, const char *value) {
     return epo_facts_set(w->facts, key, value, "the command line");
 }
 
+static int keep(env_work *w, const char *key, const char *value) {
+    epo_status status = put(w, key, value);
+    return status == EPO_OK ? EPO_EXIT_FINE : epo_tool_fail("env", status);
+}
+
 static int take_option(env_work *w, int c, const char *value) {
     switch (c) {
     case 'd': w->dispatcher = value; return EPO_EXIT_FINE;
@@ -68,7 +74,7 @@ static int take_option(env_work *w, int c, const char *value) {
     case 'e': w->ep = value; return put_number(w, "expert_model_parallel_size", value);
     case 't': return put_number(w, "tensor_model_parallel_size", value);
     case 'c': return put_number(w, "context_parallel_size", value);
-    case 'C': return put(w, "cuda_graph_impl", value) == EPO_OK ? EPO_EXIT_FINE : EPO_EXIT_SYSTEM;
+    case 'C': return keep(w, "cuda_graph_impl", value);
     case 'f': w->format = value; return EPO_EXIT_FINE;
     default: return EPO_EXIT_USAGE;
     }
@@ -96,7 +102,7 @@ static int parse_options(int argc, char **argv, env_work *w) {
         switch (c) {
         case 'w': w->delayed = true; break;
         case 'b': w->baseline = true; break;
-        case 'u': status = put(w, "nccl_ub", "true") == EPO_OK ? 0 : EPO_EXIT_SYSTEM; break;
+        case 'u': status = keep(w, "nccl_ub", "true"); break;
         case 'j': w->format = "json"; break;
         case 'h': fputs(help, stdout); return -1;
         case ':': return epo_tool_usage("env", "%s needs a value", argv[optind - 1]);
@@ -192,7 +198,8 @@ static bool concerns_launch(const epo_rule *rule) {
 /* The rules over the run as it would be: our variables where the environment has
  * none.  Errors refuse, warnings go to stderr. */
 static int judge(env_work *w) {
-    int exit_status = EPO_EXIT_FINE;
+    struct epo_text errors = EPO_TEXT_INIT;
+    size_t forbidden = 0;
     epo_status status = EPO_OK;
     for (size_t i = 0; i < w->count && status == EPO_OK; i++) {
         char key[96];
@@ -210,12 +217,22 @@ static int judge(env_work *w) {
         status = epo_rules_evaluate(epo_rules_at(i), w->facts, &v);
         if (status != EPO_OK || v.outcome != EPO_RULE_VIOLATED || v.severity < EPO_SEVERITY_WARN)
             continue;
-        fprintf(stderr, "ep-overlap env: %s %s: %s\n", epo_severity_name(v.severity), v.rule->id,
-                v.rule->remedy);
-        if (v.severity == EPO_SEVERITY_ERROR)
-            exit_status = EPO_EXIT_NO;
+        if (v.severity != EPO_SEVERITY_ERROR) {
+            fprintf(stderr, "ep-overlap env: %s %s: %s\n", epo_severity_name(v.severity),
+                    v.rule->id, v.rule->remedy);
+        } else {
+            epo_text_format(&errors, "%serror %s: %s", forbidden++ == 0 ? "" : "; ", v.rule->id,
+                            v.rule->remedy);
+        }
     }
-    return status == EPO_OK ? exit_status : epo_tool_fail("env", status);
+    char *text = epo_text_take(&errors);
+    if (status == EPO_OK && forbidden > 0 && text == NULL)
+        status = epo_fail(EPO_E_NOMEM, "no memory");
+    int exit_status = status != EPO_OK ? epo_tool_fail("env", status)
+                      : forbidden == 0 ? EPO_EXIT_FINE
+                                       : epo_tool_error("env", EPO_EXIT_NO, "%s", text);
+    free(text);
+    return exit_status;
 }
 
 static void print_shell(const env_work *w) {
@@ -292,7 +309,7 @@ static int run(env_work *w) {
 static int env_run(int argc, char **argv) {
     env_work w = {.facts = epo_facts_create(), .format = "shell"};
     if (w.facts == NULL)
-        return EPO_EXIT_SYSTEM;
+        return epo_tool_fail("env", epo_fail(EPO_E_NOMEM, "no memory"));
     int status = parse_options(argc, argv, &w);
     if (status == EPO_EXIT_FINE)
         status = run(&w);

@@ -45,6 +45,7 @@ typedef struct exec_work {
     char **argv;
     int argc;
     bool dry, json, first; /* first: rank 0, which speaks */
+    bool told;             /* an error that is the whole answer */
     bool automatic;
     int dispatcher;
     char asked_dispatcher[64];
@@ -73,15 +74,6 @@ static const char *variable(const char *name) {
 }
 
 /* The innermost launcher's rank. */
-static bool is_first_rank(void) {
-    static const char *const ranks[] = {"RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK",
-                                        "SLURM_PROCID"};
-    for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++)
-        if (variable(ranks[i]) != NULL)
-            return strcmp(variable(ranks[i]), "0") == 0;
-    return true;
-}
-
 /* --- the decision ---------------------------------------------------------------- */
 
 static bool is_given(const char *name) {
@@ -103,10 +95,8 @@ static int read_dispatcher(exec_work *w) {
         kind = "alltoall";
     snprintf(text, sizeof text, "%.20s%s%.20s", kind, backend != NULL ? ":" : "",
              backend != NULL ? backend : "");
-    if (epo_option_parse(EPO_OPT_DISPATCHER, text, EPO_OUT_DISPATCHER, &w->dispatcher) != EPO_OK) {
-        (void)epo_tool_fail("exec", EPO_E_ARG);
-        return EPO_EXIT_USAGE;
-    }
+    if (epo_option_parse(EPO_OPT_DISPATCHER, text, EPO_OUT_DISPATCHER, &w->dispatcher) != EPO_OK)
+        return epo_tool_error("exec", EPO_EXIT_USAGE, "%s", epo_fail_text());
     snprintf(w->asked_dispatcher, sizeof w->asked_dispatcher, "--ep-dispatcher=%s", text);
     return EPO_EXIT_FINE;
 }
@@ -302,11 +292,11 @@ static int prepare(exec_work *w) {
     const char *decision = variable(EPO_OUT_DECISION), *reason = variable(EPO_OUT_REASON);
     char node[128];
     if (epo_step_is_unserved(node, sizeof node)) {
-        fprintf(stderr,
-                "ep-overlap exec: node %s has no ep-overlap plugin, but the step asks for overlap: "
-                "leave it out (--exclude=%s), or tell the site's administrators\n",
-                node, node);
-        return EPO_EXIT_NO;
+        w->told = w->json;
+        return epo_tool_error("exec", EPO_EXIT_NO,
+                              "node %s has no ep-overlap plugin, but the step asks for overlap: "
+                              "leave it out (--exclude=%s), or tell the site's administrators",
+                              node, node);
     }
     if (decision != NULL && strcmp(decision, "on") == 0)
         return prepare_on(w);
@@ -378,7 +368,7 @@ static int exec_run(int argc, char **argv) {
                                           {"json", no_argument, NULL, 'j'},
                                           {"help", no_argument, NULL, 'h'},
                                           {0}};
-    exec_work w = {.first = is_first_rank()};
+    exec_work w = {.first = epo_tool_is_first_rank()};
     optind = 0;
     opterr = 0;
     for (int c; (c = getopt_long(argc, argv, "+:h", longs, NULL)) != -1;) {
@@ -396,7 +386,7 @@ static int exec_run(int argc, char **argv) {
     if (w.json && !w.dry)
         return epo_tool_usage("exec", "--json goes with --dry-run");
     int status = prepare(&w);
-    if (w.json && (status == EPO_EXIT_FINE || status == EPO_EXIT_NO))
+    if (w.json && !w.told && (status == EPO_EXIT_FINE || status == EPO_EXIT_NO))
         print_json(&w, status);
     else if (status == EPO_EXIT_FINE)
         status = run_command(&w);

@@ -59,15 +59,20 @@ static void json_rule(epo_json *json, const epo_rule *rule) {
     epo_json_end(json, '}');
 }
 
-/* Every rule that `what` names (NULL: all); how many there were. */
-static size_t show(const char *what, epo_json *json) {
+static bool is_known(const char *what) {
+    bool known = epo_rules_find(what) != NULL;
+    for (size_t i = 0; i < epo_rules_count() && !known; i++)
+        known = strcasecmp(what, epo_rule_scope_name(epo_rules_at(i)->scope)) == 0;
+    return known;
+}
+
+/* Every rule that `what` names (NULL: all). */
+static void show(const char *what, epo_json *json) {
     const epo_rule *one = what == NULL ? NULL : epo_rules_find(what);
-    size_t shown = 0;
     for (size_t i = 0; i < epo_rules_count(); i++) {
         const epo_rule *rule = epo_rules_at(i);
         if (what != NULL && rule != one && strcasecmp(what, epo_rule_scope_name(rule->scope)) != 0)
             continue;
-        shown++;
         if (json != NULL)
             json_rule(json, rule);
         else if (one != NULL)
@@ -75,7 +80,6 @@ static size_t show(const char *what, epo_json *json) {
         else
             print_line(rule);
     }
-    return shown;
 }
 
 static int explain_run(int argc, char **argv) {
@@ -93,17 +97,19 @@ static int explain_run(int argc, char **argv) {
         else
             named++;
     }
+    for (int i = 1; i < argc; i++)
+        if (argv[i][0] != '-' && !is_known(argv[i]))
+            return epo_tool_usage("explain", "there is no rule or scope \"%s\"", argv[i]);
     if (use != NULL)
         epo_json_array(use, NULL);
-    int status = EPO_EXIT_FINE;
     if (named == 0)
         show(NULL, use);
-    for (int i = 1; i < argc && status == EPO_EXIT_FINE; i++)
-        if (argv[i][0] != '-' && show(argv[i], use) == 0)
-            status = epo_tool_usage("explain", "there is no rule or scope \"%s\"", argv[i]);
+    for (int i = 1; i < argc; i++)
+        if (argv[i][0] != '-')
+            show(argv[i], use);
     if (use != NULL)
         epo_json_end(use, ']');
-    return status;
+    return EPO_EXIT_FINE;
 }
 
 EPO_TOOL(21, explain, "what a rule forbids, why, and what to do", explain_run)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "input.h"
 
+#include "core/scratch.h"
 #include "core/status.h"
 #include "rules/command.h"
 #include "rules/rules.h"
@@ -97,6 +98,8 @@ static epo_status read_all(const char *path, const char *name, char **text, size
                           name, SCRIPT_MAX >> 20);
     else if (ferror(file))
         status = epo_fail(EPO_E_SYSTEM, "%s: cannot be read: %s", name, strerror(errno));
+    else
+        status = epo_lines_refuse(name, buffer, n);
     if (file != NULL)
         fclose(file);
     if (status != EPO_OK) {
@@ -129,14 +132,24 @@ static epo_status read_words(const epo_words *words, const char *name, bool is_s
     return status;
 }
 
+static bool has_dos_ends(const char *text, size_t length) {
+    const char *end = memchr(text, '\n', length);
+    return end != NULL && end > text && end[-1] == '\r';
+}
+
 static epo_status read_script(const char *path, const char *name, epo_facts *facts,
                               epo_input *input) {
     char *text = NULL;
     size_t length = 0;
     epo_words words = {0};
     epo_status status = read_all(path, name, &text, &length);
+    if (status == EPO_OK && has_dos_ends(text, length))
+        status = epo_fail(EPO_E_ARG,
+                          "%s:1: ends in CR LF, as on DOS: sbatch and bash refuse such a script "
+                          "(sed -i 's/\\r$//' FILE)",
+                          name);
     if (status == EPO_OK)
-        status = epo_words_split(&words, text, length);
+        status = epo_lines_fail(epo_words_split(&words, text, length), name);
     if (status == EPO_OK)
         status = read_words(&words, name, true, facts, input);
     epo_words_free(&words);
@@ -195,14 +208,17 @@ static epo_status read_file(const char *path, const char *name, epo_facts *facts
 /* Standard input can be read once only: it becomes a file without a name. */
 static epo_status spool(char *path, size_t size, FILE **copy) {
     char block[65536];
-    FILE *file = tmpfile();
+    FILE *file = epo_scratch_open();
     bool fine = file != NULL;
     for (size_t n; fine && (n = fread(block, 1, sizeof block, stdin)) > 0;)
         fine = fwrite(block, 1, n, file) == n;
     if (!fine || ferror(stdin) || fflush(file) != 0) {
         if (file != NULL)
             fclose(file);
-        return epo_fail(EPO_E_SYSTEM, "standard input: cannot be kept: %s", strerror(errno));
+        return epo_fail(EPO_E_SYSTEM,
+                        "standard input: cannot be kept in a temporary file: %s; let TMPDIR name a "
+                        "folder with room",
+                        strerror(errno));
     }
     snprintf(path, size, "/dev/fd/%d", fileno(file));
     *copy = file;
@@ -210,7 +226,7 @@ static epo_status spool(char *path, size_t size, FILE **copy) {
 }
 
 epo_status epo_input_file(const char *path, epo_facts *facts, epo_input *input) {
-    epo_input made = {.name = path};
+    epo_input made = {.name = epo_tool_shown(path)};
     char spooled[32];
     FILE *copy = NULL;
     bool from_stdin = strcmp(path, "-") == 0;

@@ -139,12 +139,10 @@ static int judge(lint_work *w) {
     size_t settings = 0;
     for (int i = 0; i < w->input_count; i++)
         settings += w->inputs[i].settings;
-    if (settings + (size_t)w->set_count == 0) {
-        fprintf(stderr,
-                "ep-overlap lint: %s: no setting that a rule reads was found (read as: %s)\n",
-                w->inputs[0].name, epo_input_kind_name(w->inputs[0].kind));
-        return EPO_EXIT_UNDECIDED;
-    }
+    if (settings + (size_t)w->set_count == 0)
+        return epo_tool_error("lint", EPO_EXIT_UNDECIDED,
+                              "%s: no setting that a rule reads was found (read as: %s)",
+                              w->inputs[0].name, epo_input_kind_name(w->inputs[0].kind));
     result.verdicts = calloc(epo_rules_count(), sizeof *result.verdicts);
     if (result.verdicts == NULL)
         return epo_tool_fail("lint", epo_fail(EPO_E_NOMEM, "no memory"));

@@ -5,6 +5,7 @@
 #include "tool.h"
 
 #include "core/status.h"
+#include "json.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -15,6 +16,17 @@
 #ifndef PACKAGE_VERSION
 #define PACKAGE_VERSION "unknown"
 #endif
+
+typedef struct shown_name {
+    struct shown_name *next;
+    char text[];
+} shown_name;
+
+static struct {
+    bool json;     /* asked for, and an error is told so, too */
+    pid_t process; /* the one that prints JSON, not the ranks that it starts */
+    shown_name *shown;
+} run;
 
 extern const epo_tool *const __start_epo_tools[] __attribute__((visibility("hidden")));
 extern const epo_tool *const __stop_epo_tools[] __attribute__((visibility("hidden")));
@@ -51,20 +63,106 @@ static void print_help(void) {
           stdout);
 }
 
+/* A line break, a terminal's command. */
+static bool is_control(char c) { return (unsigned char)c < ' ' || c == 0x7f; }
+
+static void clean(char *text) {
+    for (; *text != '\0'; text++)
+        *text = is_control(*text) ? '?' : *text;
+}
+
+const char *epo_tool_shown(const char *name) {
+    size_t length = 0;
+    while (name[length] != '\0' && !is_control(name[length]))
+        length++;
+    if (name[length] == '\0')
+        return name;
+    length = strlen(name) + 1;
+    shown_name *shown = malloc(sizeof *shown + length);
+    if (shown == NULL)
+        return "?";
+    memcpy(shown->text, name, length);
+    clean(shown->text);
+    shown->next = run.shown;
+    run.shown = shown;
+    return shown->text;
+}
+
+static void forget_shown(void) {
+    while (run.shown != NULL) {
+        shown_name *next = run.shown->next;
+        free(run.shown);
+        run.shown = next;
+    }
+}
+
+bool epo_tool_is_first_rank(void) {
+    static const char *const ranks[] = {"RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK",
+                                        "SLURM_PROCID"};
+    for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++) {
+        const char *rank = getenv(ranks[i]);
+        if (rank != NULL && rank[0] != '\0')
+            return strcmp(rank, "0") == 0;
+    }
+    return true;
+}
+
+/* --json, or env's --format json, among the command's own options; as getopt does, short
+ * for it, too.  What follows "--", and exec's program, is another's. */
+static bool asks_for_json(int argc, char **argv) {
+    bool is_exec = argc > 0 && strcmp(argv[0], "exec") == 0;
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
+        size_t length = strlen(argv[i]);
+        if (length > 2 && strncmp(argv[i], "--json", length) == 0)
+            return true;
+        if (strcmp(argv[i], "--format=json") == 0 ||
+            (strcmp(argv[i], "--format") == 0 && i + 1 < argc && strcmp(argv[i + 1], "json") == 0))
+            return true;
+        if (is_exec && argv[i][0] != '-')
+            break;
+    }
+    return false;
+}
+
+static void answer_error(const char *name, int status, const char *message) {
+    epo_json json = {.out = stdout};
+    if (!run.json || run.process != getpid() || !epo_tool_is_first_rank())
+        return;
+    epo_json_object(&json, NULL);
+    epo_json_object(&json, "error");
+    epo_json_text(&json, "command", name);
+    epo_json_integer(&json, "status", status);
+    epo_json_text(&json, "message", message);
+    epo_json_end(&json, '}');
+    epo_json_end(&json, '}');
+}
+
 int epo_tool_fail(const char *name, epo_status status) {
+    bool system = status == EPO_E_NOMEM || status == EPO_E_STATE;
     epo_tool_progress_end();
-    fprintf(stderr, "ep-overlap %s: %s\n", name, epo_fail_text());
-    return status == EPO_E_NOMEM || status == EPO_E_STATE ? EPO_EXIT_SYSTEM : EPO_EXIT_UNREADABLE;
+    return epo_tool_error(name, system ? EPO_EXIT_SYSTEM : EPO_EXIT_UNREADABLE, "%s",
+                          epo_fail_text());
+}
+
+int epo_tool_error(const char *name, int status, const char *format, ...) {
+    char message[EPO_ERROR_MAX + 512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(message, sizeof message, format, args);
+    va_end(args);
+    clean(message);
+    fprintf(stderr, "ep-overlap%s%s: %s\n", name[0] != '\0' ? " " : "", name, message);
+    answer_error(name, status, message);
+    return status;
 }
 
 int epo_tool_usage(const char *name, const char *format, ...) {
+    char message[EPO_ERROR_MAX];
     va_list args;
     va_start(args, format);
-    fprintf(stderr, "ep-overlap %s: ", name);
-    vfprintf(stderr, format, args);
-    fprintf(stderr, " (see: ep-overlap %s --help)\n", name);
+    vsnprintf(message, sizeof message, format, args);
     va_end(args);
-    return EPO_EXIT_USAGE;
+    return epo_tool_error(name, EPO_EXIT_USAGE, "%s (see: ep-overlap %s --help)", message, name);
 }
 
 int epo_tool_finish(const char *name, int status) {
@@ -90,6 +188,15 @@ void epo_tool_progress_end(void) {
         fputs("\r\033[K", stderr);
 }
 
+static int refuse_command(const char *name) {
+    char names[256] = "";
+    size_t used = 0;
+    for (const epo_tool *const *t = __start_epo_tools; t < __stop_epo_tools; t++)
+        used += (size_t)snprintf(names + used, sizeof names - used, " %s", (*t)->name);
+    return epo_tool_error("", EPO_EXIT_USAGE, "there is no command \"%.200s\"; the commands are:%s",
+                          name, names);
+}
+
 int main(int argc, char **argv) {
     if (argc < 2) {
         print_help();
@@ -108,11 +215,11 @@ int main(int argc, char **argv) {
         return epo_tool_finish("version", EPO_EXIT_FINE);
     }
     const epo_tool *tool = find(name);
-    if (tool == NULL) {
-        fprintf(stderr, "ep-overlap: there is no command \"%s\"; the commands are:\n", name);
-        for (const epo_tool *const *t = __start_epo_tools; t < __stop_epo_tools; t++)
-            fprintf(stderr, "  %s\n", (*t)->name);
-        return EPO_EXIT_USAGE;
-    }
-    return epo_tool_finish(name, tool->run(argc - 1, argv + 1));
+    run.json = asks_for_json(argc - 1, argv + 1);
+    run.process = getpid();
+    if (tool == NULL)
+        return refuse_command(name);
+    int status = epo_tool_finish(name, tool->run(argc - 1, argv + 1));
+    forget_shown();
+    return status;
 }

@@ -141,7 +141,7 @@ static epo_status load(profile_file *f, const char *path, const profile_options 
                                    .budget = o->budget,
                                    .progress = epo_tool_progress,
                                    .progress_context = (void *)path};
-    f->path = path;
+    f->path = epo_tool_shown(path);
     epo_status status = epo_profile_read(path, &options, &f->profile);
     epo_tool_progress_end();
     if (status != EPO_OK)
@@ -180,15 +180,15 @@ static int run(profile_view *v, const profile_options *o, int count, char **path
             return epo_tool_fail("profile", status);
     }
     v->names = o->names;
-    if (o->json)
-        profile_print_json(v);
-    else
-        profile_print_text(v);
     if (o->svg != NULL) {
         epo_status status = profile_draw_svg(v, o->device, o->svg);
         if (status != EPO_OK)
             return epo_tool_fail("profile", status);
     }
+    if (o->json)
+        profile_print_json(v);
+    else
+        profile_print_text(v);
     bool refused = v->file[0].refused[0] != '\0' || v->file[1].refused[0] != '\0';
     return refused ? EPO_EXIT_UNDECIDED : EPO_EXIT_FINE;
 }
@@ -197,7 +197,7 @@ static int profile_run(int argc, char **argv) {
     profile_view view = {0};
     profile_options *options = calloc(1, sizeof *options);
     if (options == NULL)
-        return EPO_EXIT_SYSTEM;
+        return epo_tool_fail("profile", epo_fail(EPO_E_NOMEM, "no memory"));
     int status = parse_options(argc, argv, options);
     if (status == EPO_EXIT_FINE)
         status = run(&view, options, argc - optind, argv + optind);

@@ -156,7 +156,7 @@ static int run(report *r, int count, char **path) {
 static int report_run(int argc, char **argv) {
     report *r = calloc(1, sizeof *r);
     if (r == NULL)
-        return EPO_EXIT_SYSTEM;
+        return epo_tool_fail("report", epo_fail(EPO_E_NOMEM, "no memory"));
     r->options.gate = NAN;
     int status = parse_options(argc, argv, &r->options);
     if (status == EPO_EXIT_FINE)

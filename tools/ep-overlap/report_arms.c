@@ -32,7 +32,7 @@ static bool parse_window(const char *text, epo_window *window) {
 
 static void name_from_path(report_arm *arm) {
     const char *slash = strrchr(arm->path, '/');
-    const char *base = slash == NULL ? arm->path : slash + 1;
+    const char *base = epo_tool_shown(slash == NULL ? arm->path : slash + 1);
     size_t length = strcspn(base, ".");
     snprintf(arm->name, sizeof arm->name, "%.*s", (int)(length > 0 ? length : strlen(base)), base);
 }
@@ -48,7 +48,7 @@ static void split_arm(report_arm *arm, char *copy, epo_window *window) {
     arm->path = copy;
     if (equals != NULL && equals > copy && access(copy, F_OK) != 0) {
         *equals = '\0';
-        snprintf(arm->name, sizeof arm->name, "%.60s", copy);
+        snprintf(arm->name, sizeof arm->name, "%.60s", epo_tool_shown(copy));
         arm->path = equals + 1;
     } else {
         name_from_path(arm);
@@ -106,7 +106,7 @@ epo_status report_arm_load(report_arm *arm, const char *text, const report_optio
         return epo_fail(EPO_E_NOMEM, "no memory");
     split_arm(arm, copy, &own);
     char *path = strdup(arm->path);
-    arm->path = path == NULL ? NULL : strdup(epo_lines_name(path));
+    arm->path = path == NULL ? NULL : strdup(epo_tool_shown(epo_lines_name(path)));
     free(copy);
     arm->printed = epo_facts_create();
     arm->facts = epo_facts_create();

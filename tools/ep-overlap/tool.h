@@ -39,12 +39,26 @@ typedef struct epo_tool {
     static const epo_tool *const epo_tool_entry_##name                                             \
         __attribute__((used, section("epo_tools"))) = &epo_tool_##name;
 
-/* Prints "ep-overlap NAME: " and epo_fail_text() to stderr; the exit status for `status`. */
+/* What follows says to stderr why a command has no answer, once, and to programs (--json) on
+ * stdout as {"error": {"command", "status", "message"}} in place of the answer, from the
+ * first rank of a step.  So a command that may still fail has printed no JSON before. */
+
+/* "ep-overlap NAME: " and epo_fail_text(); the exit status for `status`. */
 int epo_tool_fail(const char *name, epo_status status);
-/* Prints "ep-overlap NAME: ..." and where help is; EPO_EXIT_USAGE. */
+/* "ep-overlap NAME: ..."; `status`. */
+int epo_tool_error(const char *name, int status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* "ep-overlap NAME: ..." and where help is; EPO_EXIT_USAGE. */
 int epo_tool_usage(const char *name, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Flushes stdout: a full disk or a closed pipe turns `status` into EPO_EXIT_SYSTEM. */
 int epo_tool_finish(const char *name, int status);
+
+/* A name as a terminal may see it: control characters (a line break) as ?.  What it gives
+ * lives as long as the command. */
+const char *epo_tool_shown(const char *name);
+
+/* The step's first rank, or no step: the one that speaks for all. */
+bool epo_tool_is_first_rank(void);
 
 /* An epo_progress (trace/lines.h): a line on stderr, if that is a terminal. */
 void epo_tool_progress(void *what, uint64_t done, uint64_t total);
