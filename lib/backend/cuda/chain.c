@@ -52,19 +52,16 @@ static epo_status words_open(epo_backend *be) {
     if (be->words != NULL)
         return EPO_OK;
     gpu_words *w = calloc(1, sizeof *w);
-    void *dev = NULL;
+    void *host = NULL, *dev = NULL;
     if (w == NULL)
         return epo_fail(EPO_E_NOMEM, "rank %d: no memory for %d words", be->rank, GPU_CHAIN_WORDS);
-    cudaError_t e = cudaHostAlloc((void **)&w->host, (GPU_CHAIN_WORDS + 1) * sizeof *w->host,
-                                  cudaHostAllocMapped | cudaHostAllocPortable);
-    if (e == cudaSuccess)
-        e = cudaHostGetDevicePointer(&dev, w->host, 0);
-    if (e != cudaSuccess) {
-        gpu_free_host(be, w->host);
+    epo_status status =
+        gpu_host_map(be, (GPU_CHAIN_WORDS + 1) * sizeof *w->host, "chain", &host, &dev);
+    if (status != EPO_OK) {
         free(w);
-        return gpu_fail(be, "cudaHostAlloc", "chain", e);
+        return status;
     }
-    memset(w->host, 0, (GPU_CHAIN_WORDS + 1) * sizeof *w->host);
+    w->host = host;
     w->dev = dev;
     w->left_dev = w->dev + GPU_CHAIN_WORDS * sizeof *w->host;
     be->words = w;

@@ -21,29 +21,24 @@ struct gpu_flex_maps {
 #define TABLES (GPU_FLEX_RANKS + 2 * GPU_FLEX_COLUMNS)
 #define HOST_BYTES ((GPU_FLEX_COLUMNS + TABLES) * sizeof(uint32_t))
 
-static epo_status maps_fill(epo_backend *be, gpu_flex_maps *m) {
-    void *tables = NULL;
-    GPU_TRY(
-        be, "routing",
-        cudaHostAlloc((void **)&m->host, HOST_BYTES, cudaHostAllocMapped | cudaHostAllocPortable));
-    GPU_TRY(be, "routing", cudaHostGetDevicePointer((void **)&m->host_dev, m->host, 0));
-    epo_status status = gpu_alloc(be, TABLES * sizeof *m->tables, &tables);
-    m->tables = tables;
-    return status;
-}
-
 static epo_status maps_open(epo_backend *be) {
     gpu_flex_maps *m = calloc(1, sizeof *m);
+    void *host = NULL, *device = NULL, *tables = NULL;
     if (m == NULL)
         return epo_fail(EPO_E_NOMEM, "rank %d: no memory for flex", be->rank);
-    epo_status status = maps_fill(be, m);
-    if (status == EPO_OK) {
-        be->flex = m;
-        return EPO_OK;
+    epo_status status = gpu_alloc(be, TABLES * sizeof *m->tables, &tables);
+    if (status == EPO_OK)
+        status = gpu_host_map(be, HOST_BYTES, "routing", &host, &device);
+    if (status != EPO_OK) { /* no half of it for the next plan */
+        gpu_free(be, tables, TABLES * sizeof *m->tables);
+        free(m);
+        return status;
     }
-    gpu_free_host(be, m->host); /* no half of it for the next plan */
-    free(m);
-    return status;
+    m->tables = tables;
+    m->host = host;
+    m->host_dev = device;
+    be->flex = m;
+    return EPO_OK;
 }
 
 void gpu_flex_close(epo_backend *be) {

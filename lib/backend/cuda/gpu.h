@@ -352,7 +352,10 @@ epo_status gpu_watch_poll(epo_backend *be, volatile uint64_t *words, const epo_r
 bool gpu_release(epo_backend *be, const char *what, void (*fn)(void *ctx), void *ctx);
 bool gpu_release_within(double limit_s, int device, int rank, const char *what, bool say,
                         void (*fn)(void *ctx), void *ctx);
-#define GPU_BESIDE_S 1.0                         /* for what is small: nobody misses it */
+#define GPU_BESIDE_S 1.0 /* for what is small: nobody misses it */
+/* Zeroed memory of the CPU's that every device sees, here at *device. */
+epo_status gpu_host_map(epo_backend *be, uint64_t bytes, const char *phase, void **host,
+                        void **device);
 void gpu_free_host(epo_backend *be, void *host); /* of cudaHostAlloc; NULL is accepted */
 /* Waits with a limit: the group's twice, and 5 s. */
 epo_status gpu_rest_stream(epo_backend *be, cudaStream_t stream, const char *phase);

@@ -92,6 +92,20 @@ bool gpu_release(epo_backend *be, const char *what, void (*fn)(void *ctx), void 
 
 static void host_free(void *ctx) { (void)cudaFreeHost(ctx); }
 
+epo_status gpu_host_map(epo_backend *be, uint64_t bytes, const char *phase, void **host,
+                        void **device) {
+    void *mine = NULL;
+    GPU_TRY(be, phase, cudaHostAlloc(&mine, bytes, cudaHostAllocMapped | cudaHostAllocPortable));
+    const cudaError_t e = cudaHostGetDevicePointer(device, mine, 0);
+    if (e != cudaSuccess) {
+        gpu_free_host(be, mine);
+        return gpu_fail(be, "cudaHostGetDevicePointer", phase, e);
+    }
+    memset(mine, 0, bytes);
+    *host = mine;
+    return EPO_OK;
+}
+
 void gpu_free_host(epo_backend *be, void *host) {
     if (host != NULL)
         (void)gpu_release(be, "memory of the CPU's", host_free, host);

@@ -40,20 +40,13 @@ epo_status gpu_replay_open(epo_backend *be) {
                         be->rank);
     GPU_TRY(be, "graphs", cudaSetDevice(be->device));
     GPU_TRY(be, "graphs", gpu_kernel_replay_load());
-    GPU_TRY(be, "graphs",
-            cudaHostAlloc(&host, sizeof *be->board, cudaHostAllocMapped | cudaHostAllocPortable));
-    memset(host, 0, sizeof *be->board);
-    cudaError_t e = cudaHostGetDevicePointer(&device, host, 0);
-    if (e != cudaSuccess) {
-        gpu_free_host(be, host);
-        return gpu_fail(be, "cudaHostGetDevicePointer", "graphs", e);
-    }
     epo_status status = gpu_alloc(be, CLAIM_BYTES, &claim);
     if (status == EPO_OK)
         status = gpu_zero_now(be, claim, CLAIM_BYTES);
+    if (status == EPO_OK)
+        status = gpu_host_map(be, sizeof *be->board, "graphs", &host, &device);
     if (status != EPO_OK) {
         gpu_free(be, claim, CLAIM_BYTES);
-        gpu_free_host(be, host);
         return status;
     }
     be->claim = claim;

@@ -28,32 +28,25 @@ struct gpu_routing {
 #define FIRST_BYTES (2 * GPU_ROUTE_EXPERTS * sizeof(uint64_t))
 #define HOST_BYTES (HOST_WORDS * sizeof(uint64_t) + 2 * FIRST_BYTES)
 
-static epo_status routing_fill(epo_backend *be, gpu_routing *g) {
-    GPU_TRY(
-        be, "routing",
-        cudaHostAlloc((void **)&g->host, HOST_BYTES, cudaHostAllocMapped | cudaHostAllocPortable));
-    memset(g->host, 0, HOST_BYTES);
-    GPU_TRY(be, "routing", cudaHostGetDevicePointer((void **)&g->host_dev, g->host, 0));
-    epo_status status = gpu_alloc(be, 2 * FIRST_BYTES, &g->first_memory);
-    if (status == EPO_OK) {
-        g->first[0] = g->first_memory;
-        g->first[1] = g->first[0] + 2 * GPU_ROUTE_EXPERTS;
-    }
-    return status;
-}
-
 static epo_status routing_open(epo_backend *be) {
     gpu_routing *g = calloc(1, sizeof *g);
+    void *host = NULL, *device = NULL;
     if (g == NULL)
         return epo_fail(EPO_E_NOMEM, "rank %d: no memory for routing", be->rank);
-    epo_status status = routing_fill(be, g);
-    if (status == EPO_OK) {
-        be->routing = g;
-        return EPO_OK;
+    epo_status status = gpu_alloc(be, 2 * FIRST_BYTES, &g->first_memory);
+    if (status == EPO_OK)
+        status = gpu_host_map(be, HOST_BYTES, "routing", &host, &device);
+    if (status != EPO_OK) { /* no half of it for the next plan */
+        gpu_free(be, g->first_memory, 2 * FIRST_BYTES);
+        free(g);
+        return status;
     }
-    gpu_free_host(be, g->host); /* no half of it for the next plan */
-    free(g);
-    return status;
+    g->first[0] = g->first_memory;
+    g->first[1] = g->first[0] + 2 * GPU_ROUTE_EXPERTS;
+    g->host = host;
+    g->host_dev = device;
+    be->routing = g;
+    return EPO_OK;
 }
 
 void gpu_routing_close(epo_backend *be) {
