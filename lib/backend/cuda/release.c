@@ -21,6 +21,7 @@
 /* Of a group that is broken, whose waits are released, or that waited before: what still runs is
  * others' work. */
 #define RELEASE_SOON_S 5.0
+#define RELEASE_KEPT 64
 
 typedef struct release_job {
     int device;
@@ -41,31 +42,73 @@ static epo_status release_look(void *asks) {
     return gpu_now() < *(const double *)asks ? EPO_OK : EPO_E_TIMEOUT;
 }
 
+/* What found no thread: the next one that gives something back tries again.  Of the process, as
+ * a group may be gone by then; a fixed number, as there may be no memory either. */
+static struct {
+    pthread_mutex_t lock;
+    int count;
+    release_job job[RELEASE_KEPT];
+} kept = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static bool release_keep(int device, void (*fn)(void *ctx), void *ctx) {
+    pthread_mutex_lock(&kept.lock);
+    const bool room = kept.count < RELEASE_KEPT;
+    if (room)
+        kept.job[kept.count++] = (release_job){device, fn, ctx};
+    pthread_mutex_unlock(&kept.lock);
+    return room;
+}
+
+/* EPO_OK: done; EPO_E_TIMEOUT: a thread is left with it; else there is none. */
+static epo_status release_start(const release_job *what, double until) {
+    release_job *job = malloc(sizeof *job);
+    if (job == NULL)
+        return EPO_E_NOMEM;
+    *job = *what;
+    const epo_status status = epo_limited_call(release_run, free, job, release_look, &until);
+    if (status == EPO_OK)
+        free(job);
+    return status;
+}
+
+/* Nobody waits for these. */
+static void release_again(void) {
+    epo_status status = EPO_OK;
+    while (status == EPO_OK || status == EPO_E_TIMEOUT) {
+        pthread_mutex_lock(&kept.lock);
+        const bool some = kept.count > 0;
+        const release_job job = some ? kept.job[--kept.count] : (release_job){0, NULL, NULL};
+        pthread_mutex_unlock(&kept.lock);
+        if (!some)
+            return;
+        status = release_start(&job, 0);
+        if (status != EPO_OK && status != EPO_E_TIMEOUT)
+            (void)release_keep(job.device, job.fn, job.ctx);
+    }
+}
+
 /* The caller's error, if there is one, stays what it was. */
 bool gpu_release_within(double limit_s, int device, int rank, const char *what, bool say,
                         void (*fn)(void *ctx), void *ctx) {
-    double until = gpu_now() + limit_s;
+    const release_job job = {device, fn, ctx};
     char text[EPO_ERROR_MAX];
-    release_job *job = malloc(sizeof *job);
     snprintf(text, sizeof text, "%s", epo_fail_text());
-    epo_status status = EPO_E_NOMEM;
-    if (job != NULL) {
-        *job = (release_job){device, fn, ctx};
-        status = epo_limited_call(release_run, free, job, release_look, &until);
-    }
-    if (status == EPO_OK) {
-        free(job);
-        return true;
-    }
+    release_again();
+    const epo_status status = release_start(&job, gpu_now() + limit_s);
+    const bool none = status != EPO_OK && status != EPO_E_TIMEOUT;
+    const bool later = none && release_keep(device, fn, ctx);
     epo_fail(status, "%s", text);
+    if (status == EPO_OK)
+        return true;
     if (say && status == EPO_E_TIMEOUT)
         fprintf(stderr,
                 "ep-overlap: rank %d: %s: not given back within %.1f s, as the GPU has other work "
                 "that does not end; left to a thread that waits for it\n",
                 rank, what, limit_s);
     else if (say)
-        fprintf(stderr, "ep-overlap: rank %d: %s: not given back: no thread, or no memory for it\n",
-                rank, what);
+        fprintf(stderr,
+                "ep-overlap: rank %d: %s: not given back: no thread, or no memory for it%s\n", rank,
+                what, later ? "; tried again with what is given back next" : "");
     return false;
 }
 
