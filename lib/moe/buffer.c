@@ -356,8 +356,8 @@ static epo_status agree(epo_buffer *b, epo_status mine, uint64_t max_rows, uint6
     own.status = (int32_t)mine;
     buffer_digest *all = calloc((size_t)g->ranks, sizeof *all);
     if (all == NULL)
-        return epo_fail(EPO_E_NOMEM, "memory: need %zu bytes for %d ranks",
-                        (size_t)g->ranks * sizeof *all, g->ranks);
+        return moe_group_break(g, epo_fail(EPO_E_NOMEM, "memory: need %zu bytes for %d ranks",
+                                           (size_t)g->ranks * sizeof *all, g->ranks));
     char text[EPO_ERROR_MAX];
     memcpy(text, epo_fail_text(), sizeof text);
     epo_status status = g->ops->allgather(g->be, &own, sizeof own, all);
@@ -388,7 +388,8 @@ epo_status moe_buffer_create(epo_group *group, const epo_buffer_config *config, 
     epo_buffer *b = calloc(1, sizeof *b);
     uint64_t *rows = calloc((size_t)group->ranks, sizeof *rows), max_rows = 0, largest = 0;
     if (b == NULL || rows == NULL) {
-        status = epo_fail(EPO_E_NOMEM, "memory: need %zu bytes for a buffer", sizeof *b);
+        status = moe_group_break(
+            group, epo_fail(EPO_E_NOMEM, "memory: need %zu bytes for a buffer", sizeof *b));
         goto failed;
     }
     status = out == NULL ? epo_fail(EPO_E_ARG, "buffer_create: out is NULL")

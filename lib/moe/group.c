@@ -245,6 +245,14 @@ static void group_free(epo_group *g, bool broken) {
     free(g);
 }
 
+/* The others wait for this rank, or will: they end at once, with its reason. */
+static void tell_failure(epo_group *g, epo_status status) {
+    char text[EPO_ERROR_MAX];
+    snprintf(text, sizeof text, "%s", epo_fail_text());
+    g->ops->abort(g->be, status, text);
+    epo_fail(status, "%s", text);
+}
+
 /* The caller's bootstrap joins the ranks of the group, which are the members. */
 static epo_status tell_arguments(const epo_group_config *c, epo_status status) {
     int rank = c->members == NULL ? c->rank : 0;
@@ -287,10 +295,12 @@ epo_status moe_group_create(const epo_engine_group *given, epo_group **out) {
     g->wgrads.limit = c.wgrad_limit_bytes > 0 ? c.wgrad_limit_bytes : DEFAULT_WGRAD_LIMIT;
     status = open_backend(g, &c);
     if (status == EPO_OK)
-        status = agree(g);
-    if (status == EPO_OK)
         status = make_queues(g);
+    if (status == EPO_OK) /* last: who has no group then, has told the others */
+        status = agree(g);
     if (status != EPO_OK) {
+        if (g->be != NULL)
+            tell_failure(g, status);
         group_free(g, true);
         return status;
     }

@@ -21,7 +21,7 @@ enum { RANKS = 4 };
 
 #ifdef HAVE_NCCL
 
-/* Ranks of one communicator meet in the call, a minute at most. */
+/* Ranks of one communicator meet in the call, some seconds at most. */
 typedef struct hall {
     pthread_mutex_t lock;
     int arrived, round;
@@ -41,7 +41,7 @@ static bool hall_meet(hall *h, int ranks) {
         h->arrived = 0;
         h->round++;
     }
-    for (int i = 0; h->round == round && i < 3000; i++) {
+    for (int i = 0; h->round == round && i < 1500; i++) {
         pthread_mutex_unlock(&h->lock);
         nanosleep(&(struct timespec){0, 1000000}, NULL);
         pthread_mutex_lock(&h->lock);

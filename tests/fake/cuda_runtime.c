@@ -12,17 +12,18 @@
 
 #include "backend/cuda/gpu.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-enum { DEVICES = 4, OBJECTS = 1 << 14 };
+enum { DEVICES = 4, OBJECTS = 1 << 14, PROBE = 4096 };
 
 typedef enum kind {
     NONE,
     MEMORY,
-    WINDOW, /* memory in whole pages of windows */
+    WINDOW, /* memory that peers were shown: in whole pages, or the one that is tried first */
     POOLED,
     PINNED,
     REGISTERED,
@@ -52,17 +53,31 @@ static struct {
     } object[OBJECTS];
     int wrong, waiting;
     fake_busy busy;
+    fake_kind fail_kind;
     int fail_device;
     long fail_at, calls;
     char failed[64];
 } fake = {.lock = PTHREAD_MUTEX_INITIALIZER, .rests = PTHREAD_COND_INITIALIZER, .fail_at = -1};
 
-static _Thread_local int current;
+static _Thread_local int current = -1;
+
+/* What the linker puts in front of the engine's own (--wrap). */
+void *__real_malloc(size_t bytes);
+void *__real_calloc(size_t count, size_t bytes);
+void *__real_realloc(void *at, size_t bytes);
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*fn)(void *),
+                          void *ctx);
+void *__wrap_malloc(size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes);
+void *__wrap_realloc(void *at, size_t bytes);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*fn)(void *),
+                          void *ctx);
 
 /* ---- what the test says ----------------------------------------------------- */
 
-void fake_cuda_fail(int device, long at) {
+void fake_cuda_fail(fake_kind what, int device, long at) {
     pthread_mutex_lock(&fake.lock);
+    fake.fail_kind = what;
     fake.fail_device = device;
     fake.fail_at = at;
     fake.calls = 0;
@@ -120,14 +135,16 @@ int fake_cuda_left(char *text, size_t size) {
 /* ---- what it does ------------------------------------------------------------ */
 
 /* Is it this call's turn to fail? */
-static bool fails(const char *call) {
+static bool turn(fake_kind what, const char *call) {
     pthread_mutex_lock(&fake.lock);
-    const bool now = fake.fail_device == current && fake.calls++ == fake.fail_at;
+    const bool now =
+        fake.fail_kind == what && fake.fail_device == current && fake.calls++ == fake.fail_at;
     if (now)
         snprintf(fake.failed, sizeof fake.failed, "%s", call);
     pthread_mutex_unlock(&fake.lock);
     return now;
 }
+static bool fails(const char *call) { return turn(FAKE_CALLS, call); }
 #define MAY_FAIL                                                                                   \
     do {                                                                                           \
         if (fails(__func__))                                                                       \
@@ -172,7 +189,7 @@ static bool drop(void *at, kind k) {
 }
 
 static cudaError_t make(void **out, size_t bytes, kind k) {
-    void *p = calloc(1, bytes);
+    void *p = __real_calloc(1, bytes);
     if (p == NULL)
         return cudaErrorMemoryAllocation;
     note(p, k);
@@ -253,7 +270,8 @@ const char *cudaGetErrorString(cudaError_t e) { return e == cudaSuccess ? "ok" :
 
 cudaError_t cudaMalloc(void **out, size_t bytes) {
     MAY_FAIL;
-    return make(out, bytes, bytes > 0 && bytes % GPU_WINDOW_PAGE == 0 ? WINDOW : MEMORY);
+    const bool shown = bytes == PROBE || (bytes > 0 && bytes % GPU_WINDOW_PAGE == 0);
+    return make(out, bytes, shown ? WINDOW : MEMORY);
 }
 cudaError_t cudaFree(void *at) {
     if (at == NULL)
@@ -559,6 +577,23 @@ const gpu_driver *__wrap_gpu_driver_get(const char **why);
 const gpu_driver *__wrap_gpu_driver_get(const char **why) {
     (void)why;
     return &the_driver;
+}
+
+/* ---- memory and threads of the engine's own ------------------------------------------- */
+
+void *__wrap_malloc(size_t bytes) {
+    return turn(FAKE_MEMORY, "malloc") ? NULL : __real_malloc(bytes);
+}
+void *__wrap_calloc(size_t count, size_t bytes) {
+    return turn(FAKE_MEMORY, "calloc") ? NULL : __real_calloc(count, bytes);
+}
+void *__wrap_realloc(void *at, size_t bytes) {
+    return turn(FAKE_MEMORY, "realloc") ? NULL : __real_realloc(at, bytes);
+}
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*fn)(void *),
+                          void *ctx) {
+    return turn(FAKE_THREADS, "pthread_create") ? EAGAIN
+                                                : __real_pthread_create(thread, attr, fn, ctx);
 }
 
 /* ---- for cuda_nccl.c ----------------------------------------------------------------- */

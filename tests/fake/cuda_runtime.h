@@ -8,8 +8,14 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Of the calls of one device that may fail, the one with this number does (from 0; -1: none). */
-void fake_cuda_fail(int device, long at);
+typedef enum fake_kind {
+    FAKE_CALLS,  /* of CUDA and NCCL */
+    FAKE_MEMORY, /* malloc, calloc and realloc by the engine itself (the linker's --wrap) */
+    FAKE_THREADS /* pthread_create */
+} fake_kind;
+/* Of the calls of one kind on one device's threads, the one with this number fails (from 0; -1:
+ * none). */
+void fake_cuda_fail(fake_kind what, int device, long at);
 /* Such calls of that device since; the one that failed, "": none did. */
 long fake_cuda_calls(void);
 const char *fake_cuda_failed(void);

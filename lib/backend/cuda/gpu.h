@@ -262,6 +262,9 @@ void gpu_meet_turn(gpu_meet *meet, const epo_turn *turn, bool refused);
 bool gpu_meet_differs(const gpu_meet *meet, char *text, size_t size);
 epo_status gpu_meet_barrier(gpu_meet *meet);
 epo_status gpu_meet_allgather(gpu_meet *meet, const void *mine, size_t bytes, void *all);
+/* [collective]  How does everybody fare in a step that all take?  This rank's error, if it has
+ * one, else the first of another's, with its reason. */
+epo_status gpu_meet_agree(gpu_meet *meet, epo_status mine);
 /* Zeroed memory that all ranks see. */
 epo_status gpu_meet_shared(gpu_meet *meet, uint64_t bytes, void **out);
 void gpu_meet_unshare(gpu_meet *meet, void *ptr, uint64_t bytes);

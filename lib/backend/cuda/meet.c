@@ -57,6 +57,12 @@ struct epo_world {
     world_room *rooms; /* being filled */
 };
 
+/* How a rank fares in a step that all take. */
+typedef struct verdict {
+    int32_t status;
+    char text[252];
+} verdict;
+
 struct gpu_meet {
     int rank, ranks;
     double timeout_s;
@@ -72,6 +78,7 @@ struct gpu_meet {
         double heard;
     } life[MEET_RANKS];
     _Atomic bool apart; /* calls are not compared */
+    verdict *verdicts;  /* [ranks], of gpu_meet_agree */
 };
 
 static uint64_t room_bytes(int ranks) {
@@ -207,11 +214,10 @@ static epo_status shm_join(const gpu_meet *m, uint64_t bytes, const char *name, 
     return EPO_OK;
 }
 
-/* Each rank's success; of who makes what a node shares, where it is. */
+/* Of who makes what a node shares, where it is. */
 typedef struct meet_card {
     char name[MEET_NAME];
     void *address;
-    int ok;
 } meet_card;
 
 static epo_status meet_processes(const epo_backend_config *c, gpu_meet *m) {
@@ -310,6 +316,8 @@ epo_status gpu_meet_open(const epo_backend_config *c, gpu_meet **out) {
     epo_status status = EPO_OK;
     if (m->ranks > MEET_RANKS)
         status = epo_fail(EPO_E_ARG, "ranks: found %d, allowed 1..%d", m->ranks, MEET_RANKS);
+    else if ((m->verdicts = calloc((size_t)m->ranks, sizeof *m->verdicts)) == NULL)
+        status = epo_fail(EPO_E_NOMEM, "rank %d: no memory to meet %d ranks", m->rank, m->ranks);
     else if (c->threads != NULL)
         status = meet_threads(c, m);
     else if (m->ranks > 1)
@@ -320,6 +328,7 @@ epo_status gpu_meet_open(const epo_backend_config *c, gpu_meet **out) {
         status = epo_fail(EPO_E_NOMEM, "rank %d: no memory for a group", m->rank);
     if (status != EPO_OK) {
         epo_far_close(m->far);
+        free(m->verdicts);
         free(m);
         return status;
     }
@@ -338,6 +347,7 @@ void gpu_meet_close(gpu_meet *m, bool broken) {
     else if (!m->threads || atomic_fetch_sub(&m->room->users, 1) == 1)
         free(m->room);
     epo_far_close(m->far);
+    free(m->verdicts);
     free(m);
 }
 
@@ -347,15 +357,23 @@ int gpu_meet_rank(const gpu_meet *m) { return m->rank; }
 int gpu_meet_ranks(const gpu_meet *m) { return m->ranks; }
 bool gpu_meet_threads(const gpu_meet *m) { return m->threads; }
 
+/* The others want to know whose failure it is. */
+static void meet_named(int rank, const char *text, char *out, size_t size) {
+    if (strncmp(text, "rank ", 5) == 0) /* it says so */
+        snprintf(out, size, "%s", text);
+    else
+        snprintf(out, size, "rank %d: %s", rank, text);
+}
+
 void gpu_meet_abort(gpu_meet *m, epo_status status, const char *text) {
     uint32_t none = 0;
     if (!atomic_compare_exchange_strong(&m->room->failed, &none, 1))
         return;
     m->room->failed_status = (int)status;
-    snprintf(m->room->failed_text, sizeof m->room->failed_text, "%s", text);
+    meet_named(m->rank, text, m->room->failed_text, sizeof m->room->failed_text);
     atomic_store(&m->room->failed, 2);
     if (m->far != NULL) /* the other nodes' ranks, when they next meet this one */
-        epo_far_fail(m->far, status, text);
+        epo_far_fail(m->far, status, m->room->failed_text);
 }
 
 epo_status gpu_meet_failed(gpu_meet *m, char *text, size_t size) {
@@ -526,29 +544,39 @@ static epo_status shared_make(gpu_meet *m, uint64_t bytes, uint64_t number, char
     return EPO_OK;
 }
 
-/* Everybody's verdict; this rank's own error has the better text. */
-static epo_status shared_agree(gpu_meet *m, epo_status mine, meet_card *card, meet_card *all) {
+epo_status gpu_meet_agree(gpu_meet *m, epo_status mine) {
+    verdict own = {.status = (int32_t)mine};
     char text[EPO_ERROR_MAX];
     snprintf(text, sizeof text, "%s", epo_fail_text());
-    card->ok = mine == EPO_OK;
-    epo_status status = gpu_meet_allgather(m, card, sizeof *card, all);
-    if (status == EPO_OK && mine != EPO_OK)
+    if (mine != EPO_OK)
+        snprintf(own.text, sizeof own.text, "%.*s", (int)sizeof own.text - 1, text);
+    const epo_status met = gpu_meet_allgather(m, &own, sizeof own, m->verdicts);
+    if (mine != EPO_OK)
         return epo_fail(mine, "%s", text);
-    for (int r = 0; r < m->ranks && status == EPO_OK; r++)
-        if (!all[r].ok)
-            status = epo_fail(EPO_E_PEER, "rank %d has no memory to share", r);
-    return status;
+    if (met != EPO_OK)
+        return met;
+    for (int r = 0; r < m->ranks; r++) {
+        verdict *v = &m->verdicts[r];
+        v->text[sizeof v->text - 1] = '\0'; /* it may come from another machine */
+        if (v->status == EPO_OK)
+            continue;
+        meet_named(r, v->text, text, sizeof text);
+        return epo_fail(EPO_E_PEER, "%s", text);
+    }
+    return EPO_OK;
 }
 
 epo_status gpu_meet_shared(gpu_meet *m, uint64_t bytes, void **out) {
     const uint64_t number = m->gathers; /* the same on all ranks */
     const bool makes = m->rank == m->lead;
-    meet_card card = {"", NULL, 1}, all[MEET_RANKS];
+    meet_card card = {"", NULL}, all[MEET_RANKS];
     epo_status status = EPO_OK;
     if (makes)
         status = shared_make(m, bytes, number, card.name, &card.address);
     void *p = card.address;
-    status = shared_agree(m, status, &card, all);
+    status = gpu_meet_agree(m, status);
+    if (status == EPO_OK)
+        status = gpu_meet_allgather(m, &card, sizeof card, all);
     if (status == EPO_OK) {
         all[m->lead].name[MEET_NAME - 1] = '\0'; /* it may come from another machine */
         if (m->threads)
@@ -557,7 +585,7 @@ epo_status gpu_meet_shared(gpu_meet *m, uint64_t bytes, void **out) {
             status = epo_meeting_take(m->meeting, bytes, number, &p);
         else if (!makes)
             status = shm_join(m, bytes, all[m->lead].name, &p);
-        status = shared_agree(m, status, &card, all);
+        status = gpu_meet_agree(m, status);
     }
     if (card.name[0] != '\0')
         shm_unlink(card.name);

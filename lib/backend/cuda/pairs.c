@@ -278,30 +278,32 @@ static epo_status pairs_make_comm(epo_backend *be, const epo_peers *members, con
     return status;
 }
 
-/* Rank 0's of the members; an error if a rank cannot use NCCL. */
-static epo_status pairs_id(epo_backend *be, const epo_peers *members, ncclUniqueId *id) {
-    struct {
-        ncclUniqueId id;
-        int ok;
-    } mine, *all = calloc((size_t)be->ranks, sizeof *all);
+/* What a rank gives to the communicator: of its first member the name. */
+static epo_status pairs_begin(const epo_backend *be, const epo_peers *members, ncclUniqueId *id) {
     const char *why = NULL;
     int version = 0;
-    memset(&mine, 0, sizeof mine);
-    if (all == NULL)
-        return epo_fail(EPO_E_NOMEM, "rank %d: no memory for %d ranks", be->rank, be->ranks);
-    mine.ok = gpu_pairs_find(&version, &why);
-    if (mine.ok && members->me == 0)
-        mine.ok = api.unique(&mine.id) == ncclSuccess;
-    epo_status status = gpu_meet_allgather(be->meet, &mine, sizeof mine, all);
-    for (int r = 0; status == EPO_OK && r < be->ranks; r++)
-        if (!all[r].ok)
-            status = epo_fail(EPO_E_UNSUPPORTED,
-                              "rank %d cannot use NCCL (%s), and %s; NCCL 2.18 or newer is needed",
-                              r, r == be->rank && why != NULL ? why : "its own message says why",
-                              be->info.nodes > 1 ? "the group is on several nodes"
-                                                 : "the ranks do not reach each other's memory");
-    *id = all[members->first].id;
-    free(all);
+    if (!gpu_pairs_find(&version, &why))
+        return epo_fail(EPO_E_UNSUPPORTED,
+                        "rank %d cannot use NCCL (%s), and %s; NCCL 2.18 or newer is needed",
+                        be->rank, why,
+                        be->info.nodes > 1 ? "the group is on several nodes"
+                                           : "the ranks do not reach each other's memory");
+    if (members->me == 0)
+        PAIRS_TRY(be, "group", "ncclGetUniqueId", api.unique(id));
+    return EPO_OK;
+}
+
+/* [collective]  Rank 0's of the members; an error if a rank has `mine`, or cannot use NCCL. */
+static epo_status pairs_id(epo_backend *be, const epo_peers *members, epo_status mine,
+                           ncclUniqueId *id) {
+    ncclUniqueId all[MAKE_RANKS];
+    memset(id, 0, sizeof *id);
+    epo_status status =
+        gpu_meet_agree(be->meet, mine == EPO_OK ? pairs_begin(be, members, id) : mine);
+    if (status == EPO_OK)
+        status = gpu_meet_allgather(be->meet, id, sizeof *id, all);
+    if (status == EPO_OK)
+        *id = all[members->first];
     return status;
 }
 
@@ -310,10 +312,11 @@ epo_status gpu_pairs_create(epo_backend *be) {
     const epo_peers members = pairs_members(be);
     ncclUniqueId id;
     ncclComm_t comm = NULL;
-    epo_status status = pairs_id(be, &members, &id);
     gpu_pairs *pairs = calloc(1, sizeof *pairs);
-    if (status == EPO_OK && pairs == NULL)
-        status = epo_fail(EPO_E_NOMEM, "rank %d: no memory for the communicator", be->rank);
+    epo_status status =
+        pairs != NULL ? EPO_OK
+                      : epo_fail(EPO_E_NOMEM, "rank %d: no memory for the communicator", be->rank);
+    status = pairs_id(be, &members, status, &id);
     if (status == EPO_OK)
         status = pairs_make_comm(be, &members, &id, &comm);
     if (status != EPO_OK) {

@@ -15,23 +15,17 @@
 /* What a rank tells the others about one allocation. */
 typedef struct window_card {
     int64_t pid;
-    int32_t device, ok;
-    char uuid[16];
+    int32_t device;
     void *address;
     cudaIpcMemHandle_t handle;
 } window_card;
 
 static epo_status card_fill(epo_backend *be, window_card *card, void *base) {
-    struct cudaDeviceProp prop;
-    memset(card, 0, sizeof *card);
-    GPU_TRY(be, "window", cudaGetDeviceProperties(&prop, be->device));
     card->pid = (int64_t)getpid();
     card->device = be->device;
-    memcpy(card->uuid, prop.uuid.bytes, sizeof card->uuid);
     card->address = base;
     if (!gpu_meet_threads(be->meet))
         GPU_TRY(be, "window", cudaIpcGetMemHandle(&card->handle, base));
-    card->ok = 1;
     return EPO_OK;
 }
 
@@ -79,7 +73,12 @@ static void peers_end(void *ctx) {
 
 /* False: not within the limit. */
 static bool peers_close(epo_backend *be, char **peer, bool *opened, bool used) {
-    peers_rest *p = calloc(1, sizeof *p + (size_t)be->ranks * sizeof *p->at);
+    int count = 0;
+    for (int r = 0; r < be->ranks; r++)
+        count += opened[r];
+    if (count == 0 && !used)
+        return true;
+    peers_rest *p = calloc(1, sizeof *p + (size_t)count * sizeof *p->at);
     if (p == NULL)
         return false;
     p->used = used;
@@ -107,40 +106,22 @@ static bool all_closed(epo_backend *be, bool mine) {
  * everywhere: `mine` is what this rank has to say before. */
 static epo_status peers_open(epo_backend *be, epo_status mine, void *base, char **peer,
                              bool *opened) {
-    window_card card, *all = calloc((size_t)be->ranks, sizeof *all);
+    window_card card, all[256]; /* no memory that could be lacking: the others wait here */
     const epo_peers node = epo_peers_of(EPO_SCOPE_NODE, be->rank, be->ranks, be->info.nodes);
     memset(&card, 0, sizeof card);
-    if (mine == EPO_OK && all != NULL)
-        mine = card_fill(be, &card, base);
-    char text[EPO_ERROR_MAX];
-    snprintf(text, sizeof text, "%s", epo_fail_text());
-    if (all == NULL)
-        return epo_fail(EPO_E_NOMEM, "rank %d: no memory for %d ranks", be->rank, be->ranks);
-    epo_status met = gpu_meet_allgather(be->meet, &card, sizeof card, all);
-    for (int r = 0; met == EPO_OK && mine == EPO_OK && r < be->ranks; r++) {
-        if (!all[r].ok)
-            mine = epo_fail(EPO_E_PEER,
-                            "rank %d could not offer its window; its own message says "
-                            "why",
-                            r);
-        else if (r == be->rank)
+    epo_status status =
+        gpu_meet_agree(be->meet, mine == EPO_OK ? card_fill(be, &card, base) : mine);
+    if (status == EPO_OK)
+        status = gpu_meet_allgather(be->meet, &card, sizeof card, all);
+    if (status != EPO_OK)
+        return status;
+    for (int r = 0; status == EPO_OK && r < be->ranks; r++) {
+        if (r == be->rank)
             peer[r] = base;
         else if (r >= node.first && r < node.first + node.count)
-            mine = card_open(be, &all[r], &peer[r], &opened[r]);
-        snprintf(text, sizeof text, "%s", epo_fail_text());
+            status = card_open(be, &all[r], &peer[r], &opened[r]);
     }
-    card.ok = mine == EPO_OK;
-    if (met == EPO_OK)
-        met = gpu_meet_allgather(be->meet, &card, sizeof card, all);
-    for (int r = 0; met == EPO_OK && mine == EPO_OK && r < be->ranks; r++)
-        if (!all[r].ok) {
-            mine = EPO_E_PEER;
-            snprintf(text, sizeof text, "rank %d could not open the windows of its peers", r);
-        }
-    free(all);
-    if (met != EPO_OK)
-        return met;
-    return mine == EPO_OK ? EPO_OK : epo_fail(mine, "%s", text);
+    return gpu_meet_agree(be->meet, status);
 }
 
 static void probe_free(void *probe) { (void)cudaFree(probe); }
@@ -192,22 +173,6 @@ static epo_status flags_register(epo_backend *be, epo_window *w, void *shared) {
     return e == cudaSuccess ? EPO_OK : gpu_fail(be, "cudaHostRegister", "window", e);
 }
 
-/* [collective]  This rank's error, if it has one, else one that another has. */
-static epo_status window_agree(epo_backend *be, epo_status mine) {
-    int32_t status = (int32_t)mine, all[256];
-    char text[EPO_ERROR_MAX];
-    snprintf(text, sizeof text, "%s", epo_fail_text());
-    const epo_status met = gpu_meet_allgather(be->meet, &status, sizeof status, all);
-    if (mine != EPO_OK)
-        return epo_fail(mine, "%s", text);
-    if (met != EPO_OK)
-        return met;
-    for (int r = 0; r < be->ranks; r++)
-        if (all[r] != EPO_OK)
-            return epo_fail(EPO_E_PEER, "rank %d could not make its window", r);
-    return EPO_OK;
-}
-
 /* [collective]  The same verdict everywhere. */
 static epo_status flags_create(epo_backend *be, epo_window *w) {
     void *shared = NULL;
@@ -218,13 +183,14 @@ static epo_status flags_create(epo_backend *be, epo_window *w) {
         return status;
     w->key = shared;
     w->words = (volatile uint64_t *)shared + GPU_FLAGS;
-    status = window_agree(be, flags_register(be, w, shared));
+    status = gpu_meet_agree(be->meet, flags_register(be, w, shared));
     if (status != EPO_OK)
         return status;
     const cudaError_t e = cudaHostGetDevicePointer((void **)&device, shared, 0);
     w->words_dev = device + GPU_FLAGS * sizeof(uint64_t);
-    return window_agree(
-        be, e == cudaSuccess ? EPO_OK : gpu_fail(be, "cudaHostGetDevicePointer", "window", e));
+    return gpu_meet_agree(be->meet, e == cudaSuccess
+                                        ? EPO_OK
+                                        : gpu_fail(be, "cudaHostGetDevicePointer", "window", e));
 }
 
 static epo_window *window_new(epo_backend *be) {
@@ -264,7 +230,7 @@ epo_status gpu_window_create(epo_backend *be, uint64_t bytes, epo_window **out) 
     epo_status status = window_fill(be, w, bytes);
     status = be->one_sided ? peers_open(be, status, w != NULL ? w->base : NULL,
                                         w != NULL ? w->peer : NULL, w != NULL ? w->opened : NULL)
-                           : window_agree(be, status);
+                           : gpu_meet_agree(be->meet, status);
     if (status == EPO_OK)
         status = flags_create(be, w);
     if (status != EPO_OK && w == NULL)
