@@ -38,3 +38,38 @@ END
     grep -q "^case	alltoall-off	ok	" <<<"$output"
     grep -q "^case	alltoall-on	FAIL	losses differ from alltoall-off" <<<"$output"
 }
+
+@test "slurm.sh scripts: the job scripts to their ends, and what they print is looked at" {
+    # in Python's place, with made-up figures in the programs' own lines
+    cat >"$BATS_TEST_TMPDIR/python" <<'END'
+#!/bin/bash
+[ "$1" = -c ] && exit 0
+program=$(basename "$2")
+[ "$SLURM_PROCID" = 1 ] || exit 0
+loss=4
+case $program in
+torch_alltoall.py)
+    echo "all-to-all    64.0 MB even     20.0 ms   100.0 GB/s to other ranks"
+    [ -n "$BAD_ELEMENTS" ] || echo "every element as its sender sent it" ;;
+*)
+    for i in 1 2; do
+        [ "$EP_OVERLAP_DECISION" != on ] || [[ $* != *"--layer torch"* ]] || loss=${LOSS_ON:-4}
+        echo " iteration        $i/       2 | consumed samples: $i | elapsed time per iteration (ms): 1.0 | global batch size: 4 | lm loss: $loss.0E+00 |"
+    done ;;
+esac
+END
+    chmod -R a+rX "$BATS_TEST_TMPDIR" && chmod +x "$BATS_TEST_TMPDIR/python"
+    export EPO_ENGINE=host EPO_PARTS=scripts PYTHON=$BATS_TEST_TMPDIR/python
+    run timeout 200 "$top/tests/gpu/slurm.sh" "$BATS_TEST_TMPDIR/gpu"
+    echo "$output"
+    cat "$BATS_TEST_TMPDIR"/gpu/results/slurm/*.out
+    [ "$status" = 0 ]
+    grep -q "^case	torch-alltoall	ok	.*64.0 MB even 20.000 20.000 1.00" <<<"$output"
+    grep -q "^case	torch-moe	ok	2 losses, on as off: 4.0E+00" <<<"$output"
+    grep -q "^case	megatron-core-moe	skip	" <<<"$output"
+    BAD_ELEMENTS=1 LOSS_ON=5 run timeout 200 "$top/tests/gpu/slurm.sh" "$BATS_TEST_TMPDIR/gpu"
+    echo "$output"
+    [ "$status" = 1 ]
+    grep -q "^case	torch-alltoall	FAIL	" <<<"$output"
+    grep -q "^case	torch-moe	FAIL	losses of on and off differ: 2 5.0E+00 against 2 4.0E+00" <<<"$output"
+}

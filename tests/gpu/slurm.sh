@@ -10,8 +10,9 @@
 # in /usr, to the paths compiled into Slurm, are removed in the end). EPO_ENGINE=host does
 # the same with the host engine of the build in EPO_BUILD_DIR, on stand-in GPUs, to try the
 # script where there is no GPU; EPO_TRAIN names another ep-train, EPO_STEPS its steps. EPO_PARTS:
-# of "alltoall flex bf16 tools" (the node's facts, a step without GPUs, bench), those that are to run;
-# EPO_SECONDS: the limit of all of it (100).
+# of "alltoall flex bf16 tools" (the node's facts, a step without GPUs, bench) and "scripts" (the job
+# scripts of python/examples, with PYTHON, in PYTHONPATH what they need beside PyTorch: Megatron-Core),
+# those that are to run [all but the last]; EPO_SECONDS: the limit of all of it (100).
 set -u
 cd "$(dirname "$0")/../.." || exit 2
 top=$PWD build=${1:-build-gpu} debs=${2:-build-debs}
@@ -74,9 +75,33 @@ fi
 # One cluster for all; what each command says goes to a file.
 cluster() { timeout -k 5 "$seconds" tests/cluster/run.sh -n 1 "${gpu_options[@]}" -t $((seconds - 5)) -k "$@"; }
 asked() { [[ $parts == *" $1 "* ]]; }
+if asked scripts; then
+    python=${PYTHON:-$(command -v python3)}
+    "$python" -c 'import torch' 2>/dev/null || no "no PyTorch here (PYTHON=$python): nothing for the job scripts to run"
+    export PYTHON=$python PYTHONPATH=$top/python${PYTHONPATH:+:$PYTHONPATH} DROPIN=$top/python/dropin
+    if [ "$engine" = cuda ]; then
+        export SCRIPTS_alltoall="--sizes 4,64 --loops 10" SCRIPTS_moe="--steps 20" SCRIPTS_megatron="--steps 10"
+        batch="--nodes=1 --ntasks-per-node=$ranks --gpus-per-node=$((gpus < ranks ? gpus : ranks))"
+        "$python" -c 'import megatron.core' 2>/dev/null || unset SCRIPTS_megatron
+    else
+        export SCRIPTS_alltoall="--sizes 1 --loops 3" SCRIPTS_moe="--steps 4 --tokens 64 --hidden 32 --ffn 32 --experts 4 --top-k 2"
+        batch="--nodes=1 --ntasks-per-node=$ranks --gpus-per-node=0"
+    fi
+    export BATCH=$batch
+fi
 cat >"$out/steps.sh" <<'STEPS'
 out=$1 steps=$2 engine=$3 parts=$4
 shift 4
+# A job script to its end; one that does not come to it is cancelled, and the next one begins.
+script() { # NAME PROGRAM SECONDS [ARGUMENT...]
+    name=$1 program=$2 seconds=$3 begin=$SECONDS
+    shift 3
+    PROGRAM=$PWD/python/examples/$program timeout -k 5 "$seconds" sbatch -Q --wait --chdir="$out" --output="$out/$name.out" \
+        $BATCH "jobscripts/$name.sbatch" "$@" >"$out/$name.log" 2>&1
+    echo "status $? after $((SECONDS - begin)) s" >>"$out/$name.log"
+    scancel --quiet --full --signal=KILL --name="$name" 2>/dev/null
+    for try in $(seq 100); do [ -n "$(squeue -h)" ] || break; sleep 0.1; done
+}
 asked() { [[ $parts == *" $1 "* ]]; }
 train() { # name srun's options... -- ep-train's options...
     name=$1
@@ -107,6 +132,12 @@ step="$*"
         more="--dtype bf16 --hidden 128 --ffn 256 --dispatcher alltoall" train bf16-off --ep-overlap=off -- $step
         more="--dtype bf16 --hidden 128 --ffn 256" train bf16-on --ep-overlap=on --ep-dispatcher=alltoall -- $step
     fi
+    if asked scripts; then
+        slow=$([ "$engine" = cuda ] && echo 1 || echo 3) # CPUs have several of these at once
+        script torch-alltoall torch_alltoall.py $((60 * slow)) $SCRIPTS_alltoall
+        script torch-moe torch_moe.py $((100 * slow)) $SCRIPTS_moe
+        [ -z "${SCRIPTS_megatron:-}" ] || script megatron-core-moe megatron_core_moe.py $((140 * slow)) $SCRIPTS_megatron
+    fi
     if asked tools; then
         timeout 30 srun -n1 sh -c 'echo "visible: $CUDA_VISIBLE_DEVICES"; ep-overlap bench --ranks 1 --repeat 1 --tokens 8' >"$out/without.txt" 2>&1
         timeout -k 5 60 srun $step --ep-overlap=on ep-overlap bench --engine "$engine" ${BENCH_OPTIONS:-} --repeat 5 --json >"$out/bench.json" 2>"$out/bench.log"
@@ -117,7 +148,7 @@ STEPS
 if ! cluster bash "$out/steps.sh" "$out" "$steps" "$engine" "$parts" "${step[@]}" >"$out/cluster.log" 2>&1; then
     tail -20 "$out/cluster.log" >&2
     result cluster FAIL "$(grep -v 'kept:' "$out/cluster.log" | tail -1)"
-    [ -n "$(find "$out" -name '*-off.log' -o -name check.txt)" ] || exit 1
+    [ -n "$(find "$out" -name '*-off.log' -o -name check.txt -o -name 'torch-*.log')" ] || exit 1
 fi
 
 # ---- what came out ----
@@ -142,6 +173,62 @@ for dispatcher in alltoall flex; do
     compare "$dispatcher-wgrad" "$dispatcher-off" "on, dispatcher $dispatcher, weight gradients delayed"
 done
 ! asked alltoall || [ -z "$BOUND" ] || compare alltoall-bound alltoall-off "on, dispatcher alltoall"
+# What a job script printed, and that it came to its end.
+ended() { # NAME
+    grep -q '^status 0' "$out/$1.log" && return 0
+    result "$1" FAIL "$(tail -1 "$out/$1.log"): $(grep -a . "$out/$1.out" | tail -1)"
+    return 1
+}
+of_arm() { cat "$out/$1"-[0-9]*-"$2".log; }
+arm_losses() { of_arm "$1" "$2" | sed -n 's/.*iteration *\([0-9]*\)\/.*lm loss: \([0-9.E+-]*\).*/\1 \2/p'; }
+alltoall_judge() {
+    ended torch-alltoall || return
+    local said
+    said="$(sed -n '/^== off/,$s/^\([0-9].*\)/\1;/p' "$out/torch-alltoall.out" | tr -s ' \n' ' ')$(grep -ah '^ep-overlap' "$out/torch-alltoall.out" | tail -1)"
+    if [ "$(grep -c 'every element as its sender sent it' "$out/torch-alltoall.out")" = 2 ]; then
+        result torch-alltoall ok "ms off, ms on, times as fast: $said"
+    else
+        result torch-alltoall FAIL "$(tail -1 "$out/torch-alltoall.out")"
+    fi
+}
+moe_judge() {
+    ended torch-moe || return
+    local arm many
+    many=$(arm_losses torch-moe off | wc -l)
+    for arm in on library library+wgrad; do
+        [ "$(arm_losses torch-moe "$arm" | wc -l)" = "$many" ] && [ "$many" -gt 0 ] && continue
+        result "torch-moe $arm" FAIL "$(arm_losses torch-moe "$arm" | wc -l) losses, off has $many"
+        return
+    done
+    if [ "$(arm_losses torch-moe on)" = "$(arm_losses torch-moe off)" ]; then
+        result torch-moe ok "$many losses, on as off: $(arm_losses torch-moe off | tail -1 | cut -d' ' -f2); library $(arm_losses torch-moe library | tail -1 | cut -d' ' -f2)"
+    else
+        result torch-moe FAIL "losses of on and off differ: $(arm_losses torch-moe on | tail -1) against $(arm_losses torch-moe off | tail -1)"
+    fi
+}
+megatron_judge() {
+    ended megatron-core-moe || return
+    local arm last
+    for arm in off alltoall flex hybridep; do
+        last="${last:+$last }$(arm_losses megatron-core-moe "$arm" | tail -1 | cut -d' ' -f2)"
+    done
+    # bf16: sums in another order
+    if awk '{ bad = NF != 4; for (i = 2; i <= NF; i++) { d = $i / $1 - 1; if (d > 0.01 || d < -0.01) bad = 1 } exit bad }' <<<"$last"; then
+        result megatron-core-moe ok "last losses of off, alltoall, flex, hybridep: $last"
+    else
+        result megatron-core-moe FAIL "last losses of off, alltoall, flex, hybridep: $last"
+    fi
+}
+if asked scripts; then
+    alltoall_judge
+    moe_judge
+    if [ -n "${SCRIPTS_megatron:-}" ]; then
+        megatron_judge
+    else
+        printf 'case\tmegatron-core-moe\tskip\tno Megatron-Core here, or no GPU\n'
+    fi
+    grep -ah ' s  .*x$\|ms/step\|^arm' "$out/torch-moe.out" "$out/megatron-core-moe.out" 2>/dev/null | sed 's/^/# /'
+fi
 ! asked bf16 || compare bf16-on bf16-off "on, dispatcher alltoall"
 asked tools || exit "$failed"
 if [ "$engine" = cuda ]; then

@@ -48,5 +48,7 @@ stage: tools $(STAGE)/lib/slurm/ep_overlap.so $(STAGE)/libexec/probe $(STAGE)/bi
 	cp $(O)/libep_overlap.so $(STAGE)/lib/
 	ln -sf libep_overlap.so $(STAGE)/lib/libep_overlap.so.0
 	cp $(O)/engine_cuda.so $(STAGE)/lib/ep-overlap/
+	$(MAKE) -f tests/gpu/intercept.mk O=$(O) CUDA=$(CUDA) $(O)/libep_overlap_intercept.so $(O)/intercept_copy.fatbin
+	cp $(O)/libep_overlap_intercept.so $(O)/intercept_copy.fatbin $(STAGE)/lib/ep-overlap/
 	printf "stage_bindir=/bin\nstage_libdir=/lib\nstage_plugindir=/lib/slurm\nstage_pkglibexecdir=/libexec\n" > $(STAGE)/stage.env
 .PHONY: tools stage
