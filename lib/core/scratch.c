@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE /* O_TMPFILE, mkostemp */
 #include "core/scratch.h"
 
 #include <errno.h>
