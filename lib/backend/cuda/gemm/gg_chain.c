@@ -283,9 +283,28 @@ static epo_status prepare(gg_chain *to, void *stream) {
     return gg_launch(gg_chain_prepare_kernel(), 1, 256, 0, 1, args, false, stream);
 }
 
+_Static_assert(sizeof(gg_chain_maps) <= sizeof(((epo_gg_chain_maps *)0)->room), "room of maps");
+
+/* The launches of a chain differ in SMs and waiting, which no map shows. */
+static epo_status make_maps(const epo_gg_chain *c, const epo_gg g[2], const gg_chain *to,
+                            gg_chain_maps *maps) {
+    const gg_params *last = &to->stage[to->stages - 1];
+    epo_status st = gg_make_maps(&g[0], &to->stage[0], &maps->map[0]);
+    if (st == EPO_OK) {
+        st = gg_make_maps(&g[1], last, &maps->map[1]);
+    }
+    for (int r = 0; r < c->direct.ranks && st == EPO_OK; r++) {
+        if (r != c->direct.own) {
+            st = gg_make_rows_map(&g[1], last, c->direct.base[r], c->direct.rows, &maps->direct[r]);
+        }
+    }
+    return st;
+}
+
 static epo_status run(const epo_gg_chain *c, epo_gg g[2], gg_chain *to, bool early, void *stream) {
-    gg_chain_maps maps;
-    void *args[2] = {to, &maps};
+    gg_chain_maps mine;
+    gg_chain_maps *maps = c->maps != NULL ? (gg_chain_maps *)(void *)c->maps->room : &mine;
+    void *args[2] = {to, maps};
     int blocks = 0, width = g[0].tile_n;
     gg_kernel k = c->first.type == EPO_BF16 ? gg_sm90_chain_bf16(is_back(c), width)
                                             : gg_sm90_chain_f16(is_back(c), width);
@@ -293,21 +312,11 @@ static epo_status run(const epo_gg_chain *c, epo_gg g[2], gg_chain *to, bool ear
     if (st != EPO_OK || blocks == 0) {
         return st;
     }
-    st = gg_make_maps(&g[0], &to->stage[0], &maps.map[0]);
-    if (st == EPO_OK) {
-        st = gg_make_maps(&g[1], &to->stage[to->stages - 1], &maps.map[1]);
+    if (c->maps == NULL || !c->maps->made) {
+        st = make_maps(c, g, to, maps);
     }
-    for (int r = 0; r < c->direct.ranks && st == EPO_OK; r++) {
-        if (r != c->direct.own) {
-            st = gg_make_rows_map(&g[1], &to->stage[to->stages - 1], c->direct.base[r],
-                                  c->direct.rows, &maps.direct[r]);
-        }
-    }
-    if (st == EPO_OK) {
-        st = gg_cuda_status(cudaFuncSetAttribute(k.function,
-                                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                 k.smem_bytes),
-                            "chain of products: shared memory");
+    if (c->maps != NULL && st == EPO_OK) {
+        c->maps->made = 1;
     }
     return st != EPO_OK ? st
                         : gg_launch(k.function, blocks, k.threads, k.smem_bytes,

@@ -103,25 +103,55 @@ static bool fits_sm90(const epo_gg *g) {
            aligned(g->a) && aligned(g->b) && aligned(g->c) && aligned(g->h) && aligned(g->act);
 }
 
+/* What every call asks of its device, which does not change: asked for once a device. */
+typedef struct device_facts {
+    int device, major, minor, sms;
+} device_facts;
+
+static cudaError_t find_facts(device_facts *facts) {
+    static _Atomic uint64_t known[64]; /* 0: not asked yet */
+    static const enum cudaDeviceAttr what[] = {cudaDevAttrComputeCapabilityMajor,
+                                               cudaDevAttrComputeCapabilityMinor,
+                                               cudaDevAttrMultiProcessorCount};
+    int value[3] = {0, 0, 0};
+    cudaError_t err = cudaGetDevice(&facts->device);
+    const bool kept = err == cudaSuccess && facts->device >= 0 && facts->device < 64;
+    uint64_t packed = kept ? atomic_load_explicit(&known[facts->device], memory_order_relaxed) : 0;
+    for (int i = 0; i < 3 && err == cudaSuccess && packed == 0; i++) {
+        err = cudaDeviceGetAttribute(&value[i], what[i], facts->device);
+    }
+    if (err != cudaSuccess) {
+        return err;
+    }
+    if (packed == 0) {
+        packed = (uint64_t)value[0] << 48 | (uint64_t)value[1] << 32 | (uint32_t)value[2];
+    }
+    if (kept) {
+        atomic_store_explicit(&known[facts->device], packed, memory_order_relaxed);
+    }
+    facts->major = (int)(packed >> 48);
+    facts->minor = (int)(packed >> 32 & 0xffff);
+    facts->sms = (int)(uint32_t)packed;
+    return cudaSuccess;
+}
+
 int epo_gg_path_of(const epo_gg *g) {
-    int device = 0, major = 0, minor = 0;
+    device_facts on;
     epo_status st = check_shape(g);
     if (st != EPO_OK) {
         return -(int)st;
     }
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess) {
+    if (find_facts(&on) != cudaSuccess) {
         return -(int)epo_fail(EPO_E_SYSTEM, "grouped GEMM: no CUDA device: %s",
                               cudaGetErrorString(cudaGetLastError()));
     }
-    bool sm90 = major == 9 && minor == 0 && fits_sm90(g);
+    bool sm90 = on.major == 9 && on.minor == 0 && fits_sm90(g);
     if (g->path == EPO_GG_SM90 && !sm90) {
         return -(int)epo_fail(EPO_E_UNSUPPORTED,
                               "grouped GEMM: the sm_90 path was asked for on sm_%d%d with type %d, "
                               "n %d, k %d; it needs sm_90, bf16 or fp16, multiples of 8 and "
                               "16-byte aligned pointers",
-                              major, minor, (int)g->type, g->n, g->k);
+                              on.major, on.minor, (int)g->type, g->n, g->k);
     }
     return sm90 && g->path != EPO_GG_PORTABLE ? EPO_GG_SM90 : EPO_GG_PORTABLE;
 }
@@ -406,6 +436,50 @@ epo_status gg_cuda_status(cudaError_t err, const char *what) {
     return epo_fail(EPO_E_SYSTEM, "%s: %s", what, cudaGetErrorString(err));
 }
 
+/* A kernel has the shared memory that it wants once the device was told, and as long as that is
+ * not reset.  The table holds which were told where; one that has no room in it is told each
+ * time. */
+enum { TOLD = 256 };
+typedef struct told_kernel {
+    _Atomic(const void *) fn;
+    _Atomic uint64_t devices;
+} told_kernel;
+
+static told_kernel *find_told(const void *fn) {
+    static told_kernel told[TOLD];
+    const unsigned at = (unsigned)((uintptr_t)fn >> 4);
+    for (unsigned i = 0; i < TOLD; i++) {
+        told_kernel *t = &told[(at + i) % TOLD];
+        const void *found = atomic_load_explicit(&t->fn, memory_order_relaxed);
+        if (found == NULL && atomic_compare_exchange_strong(&t->fn, &found, fn)) {
+            return t;
+        }
+        if (found == fn) {
+            return t;
+        }
+    }
+    return NULL;
+}
+
+static epo_status tell_kernel(const void *fn, int smem, bool again) {
+    told_kernel *t = find_told(fn);
+    device_facts on;
+    cudaError_t err = find_facts(&on);
+    if (err != cudaSuccess) {
+        return gg_cuda_status(err, "grouped GEMM: device");
+    }
+    const uint64_t bit = on.device >= 0 && on.device < 64 ? UINT64_C(1) << on.device : 0;
+    if (t != NULL && !again &&
+        (atomic_load_explicit(&t->devices, memory_order_acquire) & bit) != 0) {
+        return EPO_OK;
+    }
+    err = cudaFuncSetAttribute(fn, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+    if (err == cudaSuccess && t != NULL) {
+        atomic_fetch_or_explicit(&t->devices, bit, memory_order_release);
+    }
+    return gg_cuda_status(err, "grouped GEMM: shared memory");
+}
+
 /* `early`: begin while the kernel before in the stream (prepare) still runs. */
 epo_status gg_launch(const void *fn, int blocks, int threads, int smem, int cluster, void **args,
                      bool early, void *stream) {
@@ -431,7 +505,17 @@ epo_status gg_launch(const void *fn, int blocks, int threads, int smem, int clus
         attr[config.numAttrs].val.programmaticStreamSerializationAllowed = 1;
         config.numAttrs++;
     }
-    return gg_cuda_status(cudaLaunchKernelExC(&config, fn, args), "launch of a grouped GEMM");
+    epo_status st = smem > 0 ? tell_kernel(fn, smem, false) : EPO_OK;
+    if (st != EPO_OK) {
+        return st;
+    }
+    cudaError_t err = cudaLaunchKernelExC(&config, fn, args);
+    if (err == cudaErrorInvalidValue && smem > 0) { /* the device was reset since it was told */
+        (void)cudaGetLastError();
+        st = tell_kernel(fn, smem, true);
+        err = st == EPO_OK ? cudaLaunchKernelExC(&config, fn, args) : err;
+    }
+    return gg_cuda_status(err, "launch of a grouped GEMM");
 }
 
 static gg_kernel find_kernel(const epo_gg *g, int path) {
@@ -446,14 +530,12 @@ static gg_kernel find_kernel(const epo_gg *g, int path) {
 /* Blocks: the SM budget, but no more than there can be tiles.  The portable kernel's are
  * small: without a budget several share an SM. */
 epo_status gg_count_blocks(const epo_gg *g, const gg_params *p, int *blocks) {
-    int device = 0, sms = 0;
-    cudaError_t err = cudaGetDevice(&device);
-    if (err == cudaSuccess) {
-        err = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-    }
+    device_facts on;
+    cudaError_t err = find_facts(&on);
     if (err != cudaSuccess) {
         return gg_cuda_status(err, "grouped GEMM: SM count");
     }
+    int sms = on.sms;
     if (g->sms > 0 && g->sms < sms) {
         sms = g->sms;
     } else if (p->tile_m == PORTABLE_TILE && g->sm_limit == NULL) {
@@ -482,12 +564,6 @@ static epo_status run(const epo_gg *g, int path, gg_params *p, bool early, void 
     void *args[2] = {p, &maps};
     if (path == EPO_GG_SM90) {
         st = gg_make_maps(g, p, &maps);
-        if (st == EPO_OK) {
-            st = gg_cuda_status(cudaFuncSetAttribute(kernel.function,
-                                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                     kernel.smem_bytes),
-                                "grouped GEMM: shared memory");
-        }
         if (st != EPO_OK) {
             return st;
         }

@@ -181,6 +181,12 @@ typedef struct epo_gg_direct {
     const uint32_t *late;    /* not NULL: where it is set by then, nobody is told */
 } epo_gg_direct;
 
+/* What launches of one chain share: made by the first, for the next.  made: 0 before. */
+typedef struct epo_gg_chain_maps {
+    unsigned char room[2304] __attribute__((aligned(64)));
+    int made;
+} epo_gg_chain_maps;
+
 typedef struct epo_gg_chain {
     size_t size;
     /* `first` and `count` of both, `ready` and the workspaces are not looked at; SM budget,
@@ -211,6 +217,7 @@ typedef struct epo_gg_chain {
     int hurry;
     void *workspace;
     uint64_t workspace_bytes;
+    epo_gg_chain_maps *maps; /* may be NULL */
 } epo_gg_chain;
 #define EPO_GG_CHAIN_INIT                                                                          \
     { sizeof(epo_gg_chain) }
