@@ -187,6 +187,7 @@ typedef struct epo_exchange {
     bool alone;              /* a hint: the device has nothing else to do meanwhile */
     bool near;               /* ... it has all but a pass over this rank's own rows */
     bool few;                /* where info->few: a GEMM that lends runs meanwhile */
+    bool untold;             /* a hint: nobody waits for this flag, but for a later one */
     epo_way way;             /* a hint, where it is not alone; one of info->ways */
     /* A hint: so many bytes for peers are gathered by this and by the exchanges that follow
      * at once, so that no memory is asked for between them; 0: nothing is said. */

@@ -92,6 +92,7 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
     x.alone = last && ((p->tail && !p->beside) || (p->spread && !p->lends));
     x.few = returns_apart(p, chunk);
     x.way = p->plan->way;
+    x.untold = !last && p->plan->link == NULL; /* moe_pass_sum waits for the last */
     /* Sums by all SMs go on the chunk's own lane, one chunk behind the other; the last one
      * speaks for the dispatch too.  By few, beside the next chunk's experts. */
     const bool lane = sums && !x.few && (x.way != EPO_WAY_ENGINES || x.alone || p->spread);
@@ -155,7 +156,7 @@ void moe_pass_sum(moe_pass *p, void *y, float *slot_weight) {
         moe_deps_wait(&deps, epo_ready_event(g->kept));
     epo_queue *queue = p->sums_beside ? g->comm : g->compute;
     epo_event *end = p->sums_beside ? g->returned : p->done;
-    deps.signal = end;
+    deps.signal = slot_weight == NULL ? end : NULL; /* else what comes behind signals it */
     deps.result = true;
     g->stats.local_bytes += ((uint64_t)plan->sum_width + 1) * tokens * b->row_bytes;
     p->status = g->ops->reduce(queue, &reduce, &deps);

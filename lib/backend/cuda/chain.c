@@ -103,7 +103,10 @@ epo_status gpu_event_wait(epo_queue *q, epo_event *event, const char *phase) {
     if (event->capture != q->capture) /* before the capture, or in one that has ended */
         return EPO_OK;
     if (!event->early) {
+        if ((event->behind & gpu_queue_bit(q)) != 0) /* in the stream's order anyway */
+            return EPO_OK;
         GPU_TRY(be, phase, cudaStreamWaitEvent(q->stream, event->cuda, 0));
+        event->behind |= gpu_queue_bit(q);
         return EPO_OK;
     }
     const epo_ready ready = {.epoch = event->value,
@@ -261,19 +264,26 @@ void gpu_chain_free(epo_queue *q) {
 }
 
 /* What the parts wait for: the first one's rows hold the launch up, so that it takes no
- * SM before there is work; the others' the kernel waits for.  Events, and flags where
- * this thread waits, come all before. */
-static epo_status parts_wait(epo_queue *q, const epo_chain *c, epo_gg_chain *gg) {
-    epo_status status = EPO_OK;
+ * SM before there is work, as do `flags`; the others' the kernel waits for.  Events, and flags
+ * where this thread waits, come all before. */
+static epo_status parts_wait(epo_queue *q, const epo_chain *c, epo_gg_chain *gg,
+                             const epo_ready *flags, int nflags) {
+    const epo_ready *before[EPO_MAX_WAITS + 1];
+    int n = 0;
+    for (; n < nflags; n++)
+        before[n] = &flags[n];
+    if (c->part[0].ready != NULL && c->part[0].ready->event == NULL)
+        before[n++] = c->part[0].ready;
+    epo_status status = gpu_flags_wait(q, before, n);
     for (int i = 0; i < c->parts && status == EPO_OK; i++) {
         const epo_ready *r = c->part[i].ready;
         if (r == NULL)
             continue;
         if (r->event != NULL) {
             status = gpu_event_wait(q, r->event, r->what);
-        } else if (i == 0 || q->be->wait_mode == GPU_WAIT_HOST) {
+        } else if (i > 0 && q->be->wait_mode == GPU_WAIT_HOST) {
             status = gpu_flag_wait(q, r);
-        } else {
+        } else if (i > 0) {
             const uint64_t *flag = NULL;
             status = gpu_flag_watch(q, r, &flag);
             gg->part[i].flag = flag;
@@ -320,6 +330,7 @@ static epo_status parts_signal(epo_queue *q, const epo_chain *c, const epo_gg_ch
             continue;
         done->early = early;
         done->capture = q->capture;
+        done->behind = gpu_queue_bit(q);
         done->value = gg->part[i].done_value;
         done->counter = gg->done_counter;
         done->replay_word = gg->part[i].done;
@@ -329,7 +340,8 @@ static epo_status parts_signal(epo_queue *q, const epo_chain *c, const epo_gg_ch
 }
 
 static epo_status chain_begin(epo_queue *q, const epo_chain *c, epo_gg_chain *gg,
-                              const char *phase) {
+                              const epo_deps *deps, int flags) {
+    const char *phase = deps->name;
     epo_status status = parts_done(q, c, gg);
     if (status == EPO_OK)
         status = direct_tells(q, c, gg, phase);
@@ -343,7 +355,7 @@ static epo_status chain_begin(epo_queue *q, const epo_chain *c, epo_gg_chain *gg
         status = epo_gg_chain_prepare(gg, q->stream);
     if (status != EPO_OK)
         return status;
-    status = parts_wait(q, c, gg);
+    status = parts_wait(q, c, gg, deps->wait + deps->nwait - flags, flags);
     if (status != EPO_OK)
         return status;
     /* The second launch does not wait for the first part's rows itself either. */
@@ -371,11 +383,12 @@ static epo_status side_begin(epo_queue *q, const epo_event *until, const char *p
     return EPO_OK;
 }
 
-/* What follows on the queue stands behind it. */
-static epo_status side_end(epo_queue *q, const char *phase) {
+/* What follows on the queue stands behind it, and so behind `until`. */
+static epo_status side_end(epo_queue *q, epo_event *until, const char *phase) {
     gpu_chain *side = q->chain;
     GPU_TRY(q->be, phase, cudaEventRecord(side->joined, side->stream));
     GPU_TRY(q->be, phase, cudaStreamWaitEvent(q->stream, side->joined, 0));
+    until->behind |= gpu_queue_bit(q);
     return EPO_OK;
 }
 
@@ -390,10 +403,10 @@ static epo_status chain_join(epo_queue *q, const epo_chain *c, epo_gg_chain *gg,
         status = last_wait(q, c, q->chain->stream);
     if (status == EPO_OK)
         status = epo_gg_chain_run(gg, q->chain->stream);
-    return status == EPO_OK ? side_end(q, phase) : status;
+    return status == EPO_OK ? side_end(q, c->lent, phase) : status;
 }
 
-epo_status gpu_side_run(epo_queue *q, epo_gg *gg, const epo_event *until, const char *phase) {
+epo_status gpu_side_run(epo_queue *q, epo_gg *gg, epo_event *until, const char *phase) {
     gpu_chain *side = q->chain;
     if (side == NULL || until->capture != 0)
         return epo_gg_launch(gg, q->stream);
@@ -407,7 +420,7 @@ epo_status gpu_side_run(epo_queue *q, epo_gg *gg, const epo_event *until, const 
     gg->sms = q->be->sms - gg->sms;
     if (status == EPO_OK)
         status = epo_gg_run(gg, side->stream);
-    return status == EPO_OK ? side_end(q, phase) : status;
+    return status == EPO_OK ? side_end(q, until, phase) : status;
 }
 
 /* Do all exchanges go by SMs of our own and copy engines? */
@@ -448,14 +461,32 @@ static epo_status chain_run(epo_queue *q, const epo_chain *c, epo_gg_chain *gg, 
     return status == EPO_OK && waits ? chain_end(q, c, gg, phase) : status;
 }
 
+/* What is waited for before the launch is prepared, `events`; flags that the stream waits for are
+ * waited for behind that, with the first part's: how many of them stand at the end of deps->wait,
+ * where lib/moe has them. */
+static int deps_part(const epo_queue *q, const epo_deps *deps, epo_deps *events) {
+    int flags = 0;
+    *events = *deps;
+    while (q->be->wait_mode != GPU_WAIT_HOST && flags < deps->nwait &&
+           deps->wait[deps->nwait - 1 - flags].event == NULL)
+        flags++;
+    events->nwait -= flags;
+    return flags;
+}
+
 epo_status gpu_chain_op(epo_queue *q, const epo_chain *c, const epo_deps *deps) {
     epo_gg_chain gg = chain_shape(c);
+    epo_gg_chain_maps maps;
+    epo_deps events;
     epo_status status;
+    maps.made = 0;
+    gg.maps = &maps;
     if (c->direct != NULL)
         gg.direct = direct_shape(q->be, c);
-    if (!gpu_op_begin(q, deps, &status))
+    const int flags = deps_part(q, deps, &events);
+    if (!gpu_op_begin(q, &events, &status))
         return status == EPO_OK ? parts_signal(q, c, &gg, false, deps->name) : status;
-    status = chain_begin(q, c, &gg, deps->name);
+    status = chain_begin(q, c, &gg, deps, flags);
     /* Broken while this thread waited: passed over, the parts are done. */
     const bool runs = atomic_load(&q->be->late) == EPO_OK;
     if (status == EPO_OK && runs)

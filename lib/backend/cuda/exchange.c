@@ -273,12 +273,18 @@ static epo_status push_rows(epo_queue *q, const epo_exchange *x, int first, int 
 static epo_status push_few(epo_queue *q, const epo_exchange *x, const char *phase) {
     const int rows = one_size(x, 0), rest = x->nsend - rows;
     gpu_raise raise;
-    epo_status status = gpu_flag_raise(q, x, phase, &raise);
+    epo_status status = x->untold ? EPO_OK : gpu_flag_raise(q, x, phase, &raise);
     if (status == EPO_OK && rest > 0)
         status = push_rows(q, x, 0, rows, phase, NULL);
-    return status != EPO_OK
-               ? status
-               : push_rows(q, x, rest > 0 ? rows : 0, rest > 0 ? rest : rows, phase, &raise);
+    return status != EPO_OK ? status
+                            : push_rows(q, x, rest > 0 ? rows : 0, rest > 0 ? rest : rows, phase,
+                                        x->untold ? NULL : &raise);
+}
+
+/* The words that tell of it, where somebody looks at them. */
+static epo_status tell(epo_queue *q, cudaStream_t stream, const epo_exchange *x, gpu_flag_to to,
+                       const char *phase) {
+    return x->untold ? EPO_OK : gpu_flag_write(q, stream, x, to, phase);
 }
 
 /* Everything straight to its place, by stores; sums on all SMs, as their operands are what
@@ -298,7 +304,7 @@ static epo_status push(epo_queue *q, const epo_exchange *x, const char *phase) {
     if (status == EPO_OK)
         status = table_flush(&t);
     if (status == EPO_OK)
-        status = gpu_flag_write(q, q->stream, x, GPU_FLAG_ALL, phase);
+        status = tell(q, q->stream, x, GPU_FLAG_ALL, phase);
     return status;
 }
 
@@ -307,6 +313,13 @@ static bool has_sums(const epo_exchange *x) {
         if (x->send[i].sum > 0)
             return true;
     return false;
+}
+
+/* The second stream, behind the queue; what follows without waits need not join again. */
+static epo_status join(epo_queue *q, bool stale, cudaStream_t *out) {
+    epo_status status = gpu_staging_join(q, stale, out);
+    q->stale = q->stale && status != EPO_OK;
+    return status;
 }
 
 /* Peers' gathered rows to staging, and own rows with them; from[i]: where segment i
@@ -366,7 +379,7 @@ static epo_status copy(epo_queue *q, const epo_exchange *x, const epo_deps *deps
     cudaStream_t beside = NULL;
     copies c;
     bool packed = false;
-    epo_status status = second ? gpu_staging_join(q, stale, &beside) : EPO_OK;
+    epo_status status = second ? join(q, stale, &beside) : EPO_OK;
     if (status == EPO_OK)
         status = pack(q, x, beside, phase, from, &packed);
     if (status == EPO_OK && packed)
@@ -387,35 +400,35 @@ static epo_status copy(epo_queue *q, const epo_exchange *x, const epo_deps *deps
     if (status == EPO_OK && packed)
         status = gpu_staging_copied(q, phase);
     if (status == EPO_OK)
-        status = gpu_flag_write(q, q->stream, x, packed || !second ? GPU_FLAG_ALL : GPU_FLAG_PEERS,
-                                phase);
+        status = tell(q, q->stream, x, packed || !second ? GPU_FLAG_ALL : GPU_FLAG_PEERS, phase);
     if (status != EPO_OK || packed || !second)
         return status;
     status = keep(q, x, beside, phase);
     gpu_staging_ahead(q);
     if (status == EPO_OK)
-        status = gpu_flag_write(q, beside, x, GPU_FLAG_SELF, phase);
+        status = tell(q, beside, x, GPU_FLAG_SELF, phase);
     return status;
 }
 
 /* Two-sided: all on the queue's stream, as NCCL's kernels need SMs anyway. */
 static epo_status pairs(epo_queue *q, const epo_exchange *x, const epo_deps *deps, bool stale,
                         const char **from) {
+    const bool second = second_stream(q, x);
     cudaStream_t beside = NULL;
     bool packed = false;
-    epo_status status = gpu_staging_join(q, stale, &beside);
+    epo_status status = second ? join(q, stale, &beside) : EPO_OK;
     if (status == EPO_OK)
         status = pack(q, x, beside, deps->name, from, &packed);
-    if (status == EPO_OK && !packed)
+    if (status == EPO_OK && second && !packed)
         status = keep(q, x, beside, deps->name);
-    if (status == EPO_OK)
+    if (status == EPO_OK && second)
         status = gpu_staging_packed(q, deps->name);
     if (status == EPO_OK)
         status = gpu_pairs_exchange(q, x, from, deps);
     if (status == EPO_OK && packed)
         status = gpu_staging_copied(q, deps->name);
     if (status == EPO_OK)
-        status = gpu_flag_write(q, q->stream, x, GPU_FLAG_ARRIVED, deps->name);
+        status = tell(q, q->stream, x, GPU_FLAG_ARRIVED, deps->name);
     return status;
 }
 
@@ -439,15 +452,13 @@ static epo_status exchange_part(epo_queue *q, const epo_exchange *x, const epo_d
                         "a kernel, and this exchange has another way",
                         q->be->rank, deps->name);
     if (x->nsend == 0 && (reached || x->nrecv == 0))
-        return gpu_flag_write(q, q->stream, x, reached ? GPU_FLAG_ALL : GPU_FLAG_ARRIVED,
-                              deps->name);
+        return tell(q, q->stream, x, reached ? GPU_FLAG_ALL : GPU_FLAG_ARRIVED, deps->name);
     if (stores)
         return !sums && few_launches(x) ? push_few(q, x, deps->name) : push(q, x, deps->name);
     const char **from = calloc((size_t)x->nsend + 1, sizeof *from);
     if (from == NULL)
         return epo_fail(EPO_E_NOMEM, "rank %d: no memory for %d segments", q->be->rank, x->nsend);
     status = reached ? copy(q, x, deps, stale, from) : pairs(q, x, deps, stale, from);
-    q->stale = false; /* what follows without waits need not join again */
     free(from);
     return status;
 }

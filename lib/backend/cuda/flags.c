@@ -122,6 +122,16 @@ epo_status gpu_flag_watch(epo_queue *q, const epo_ready *ready, const uint64_t *
                : gpu_watch_add(q->be, w->words + flag_word(w, flag, q->be->rank, first), ready);
 }
 
+static CUstreamBatchMemOpParams wait_op(CUdeviceptr word, uint64_t epoch) {
+    CUstreamBatchMemOpParams op;
+    memset(&op, 0, sizeof op);
+    op.waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_64;
+    op.waitValue.address = word;
+    op.waitValue.value64 = epoch;
+    op.waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
+    return op;
+}
+
 /* The stream waits. */
 static epo_status hold(epo_queue *q, cudaStream_t stream, const epo_window *w, unsigned flag,
                        int first, const epo_ready *ready) {
@@ -133,13 +143,8 @@ static epo_status hold(epo_queue *q, cudaStream_t stream, const epo_window *w, u
     }
     for (int i = 0; i < ready->count && status == EPO_OK;) {
         unsigned n = 0;
-        for (; i < ready->count && n < FLAG_BATCH; i++, n++) {
-            memset(&ops[n], 0, sizeof ops[n]);
-            ops[n].waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_64;
-            ops[n].waitValue.address = flag_device(w, flag, q->be->rank, first + i);
-            ops[n].waitValue.value64 = ready->epoch;
-            ops[n].waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
-        }
+        for (; i < ready->count && n < FLAG_BATCH; i++, n++)
+            ops[n] = wait_op(flag_device(w, flag, q->be->rank, first + i), ready->epoch);
         status = flag_batch(q, stream, ops, n, ready->what);
     }
     return status;
@@ -164,6 +169,32 @@ epo_status gpu_flag_wait(epo_queue *q, const epo_ready *ready) {
     }
     status = gpu_watch_add(be, words, ready);
     return status == EPO_OK ? hold(q, q->stream, w, flag, first, ready) : status;
+}
+
+/* Can one call of the driver wait for all? */
+static bool one_batch(const epo_queue *q, const epo_ready *const *ready, int count) {
+    int words = 0;
+    for (int i = 0; i < count; i++)
+        words = ready[i]->counter == NULL ? words + ready[i]->count : FLAG_BATCH + 1;
+    return count > 1 && words <= FLAG_BATCH && q->be->wait_mode != GPU_WAIT_HOST;
+}
+
+epo_status gpu_flags_wait(epo_queue *q, const epo_ready *const *ready, int count) {
+    CUstreamBatchMemOpParams ops[FLAG_BATCH];
+    const bool one = one_batch(q, ready, count);
+    epo_status status = EPO_OK;
+    unsigned n = 0;
+    for (int i = 0; i < count && status == EPO_OK; i++) {
+        const uint64_t *words = NULL;
+        if (!one) {
+            status = gpu_flag_wait(q, ready[i]);
+            continue;
+        }
+        status = gpu_flag_watch(q, ready[i], &words);
+        for (int k = 0; status == EPO_OK && k < ready[i]->count; k++)
+            ops[n++] = wait_op((CUdeviceptr)(uintptr_t)(words + k), ready[i]->epoch);
+    }
+    return status == EPO_OK && one ? flag_batch(q, q->stream, ops, n, ready[0]->what) : status;
 }
 
 epo_status gpu_flag_hold(epo_queue *q, cudaStream_t stream, const epo_ready *ready) {

@@ -122,7 +122,7 @@ void gpu_workspace_free(epo_queue *q) {
     q->workspace_bytes = 0;
 }
 
-static epo_status grouped_run(epo_queue *q, epo_gg *gg, int lent, const epo_event *until,
+static epo_status grouped_run(epo_queue *q, epo_gg *gg, int lent, epo_event *until,
                               const char *phase) {
     const uint64_t need = epo_gg_workspace(gg);
     epo_status status = gpu_workspace_hold(q, need);

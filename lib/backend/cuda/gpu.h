@@ -80,6 +80,9 @@ typedef struct gpu_words gpu_words;
 struct epo_event {
     cudaEvent_t cuda;
     uint64_t capture; /* recorded last in this capture; 0: in none */
+    /* A bit for each queue that stands behind the last record: its own, and those that waited
+     * for it.  Never recorded: all. */
+    uint32_t behind;
     /* Signalled last as a part of a chain: when *word reaches `value`, before `cuda`. */
     bool early;
     uint64_t *word; /* NULL: it never was */
@@ -125,6 +128,9 @@ struct epo_window {
     bool registered; /* by this rank */
     struct epo_window *next;
 };
+
+/* In epo_event.behind. */
+static inline uint32_t gpu_queue_bit(const epo_queue *q) { return UINT32_C(1) << q->slot; }
 
 #define GPU_CHAIN_WORDS 64 /* of parts of chains, per backend */
 #define GPU_BESIDE_SMS 16  /* for what moves rows beside GEMMs */
@@ -309,6 +315,8 @@ epo_status gpu_op_end(epo_queue *q, const epo_deps *deps);
 
 /* ---- flags.c ---- */
 epo_status gpu_flag_wait(epo_queue *q, const epo_ready *ready);
+/* For all of them, in one call of the driver where it can be one. */
+epo_status gpu_flags_wait(epo_queue *q, const epo_ready *const *ready, int count);
 /* For a kernel that waits itself: the words as the device sees them, watched as above, unless
  * a counter is added to their epoch. */
 epo_status gpu_flag_watch(epo_queue *q, const epo_ready *ready, const uint64_t **words);
@@ -335,6 +343,8 @@ epo_status gpu_word_write(epo_queue *q, uint64_t device, uint64_t *host, uint64_
 epo_status gpu_watch_start(epo_backend *be);
 void gpu_watch_stop(epo_backend *be);
 epo_status gpu_watch_add(epo_backend *be, volatile uint64_t *words, const epo_ready *ready);
+/* An event for the next. */
+cudaError_t gpu_watch_take(epo_backend *be, cudaEvent_t *out);
 /* For work of others that may hang (NCCL): `event` must complete in time; what is missing is
  * one of the peers. */
 epo_status gpu_watch_event(epo_backend *be, cudaEvent_t event, const char *what, int chunk,
@@ -433,7 +443,7 @@ void gpu_staging_free(epo_queue *q);
 /* What a chain of this queue needs, made before anything waits for anything. */
 epo_status gpu_chain_open(epo_queue *q);
 /* A product on gg->sms SMs, and on the others behind `until`. */
-epo_status gpu_side_run(epo_queue *q, epo_gg *gg, const epo_event *until, const char *phase);
+epo_status gpu_side_run(epo_queue *q, epo_gg *gg, epo_event *until, const char *phase);
 bool gpu_chain_covers(epo_backend *be, const epo_chain *c);
 epo_status gpu_chain_op(epo_queue *q, const epo_chain *c, const epo_deps *deps);
 void gpu_chain_free(epo_queue *q);

@@ -414,7 +414,7 @@ epo_status gpu_pairs_exchange(epo_queue *q, const epo_exchange *x, const char *c
     if (status != EPO_OK)
         return status;
     cudaEvent_t event;
-    GPU_TRY(be, deps->name, cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    GPU_TRY(be, deps->name, gpu_watch_take(be, &event));
     const cudaError_t e = cudaEventRecord(event, q->stream);
     status = e == cudaSuccess ? gpu_watch_event(be, event, deps->name, deps->chunk, &to)
                               : gpu_fail(be, "cudaEventRecord", deps->name, e);

@@ -106,6 +106,7 @@ epo_status gpu_event_create(epo_backend *be, epo_event **out) {
         free(event);
         return gpu_fail(be, "cudaEventCreateWithFlags", "event", e);
     }
+    event->behind = UINT32_MAX;
     *out = event;
     return EPO_OK;
 }
@@ -234,6 +235,7 @@ epo_status gpu_op_end(epo_queue *q, const epo_deps *deps) {
     epo_status status = gpu_staging_settle(q, deps->name); /* the signal speaks for both streams */
     deps->signal->early = false;
     deps->signal->capture = q->capture;
+    deps->signal->behind = gpu_queue_bit(q);
     if (status == EPO_OK)
         GPU_TRY(q->be, deps->name, cudaEventRecord(deps->signal->cuda, q->stream));
     return status;

@@ -14,6 +14,7 @@
 
 #define WATCH_TICK_NS 5000000
 #define WATCH_RANKS 256
+#define WATCH_EVENTS 64    /* kept for the next */
 #define WATCH_SILENT_S 1.0 /* a machine with little time for its processes is no silence */
 
 typedef struct watch_entry {
@@ -35,6 +36,8 @@ struct gpu_watch {
     _Atomic int64_t heard_ms[WATCH_RANKS]; /* and since when */
     watch_entry *entry;
     size_t count, capacity;
+    cudaEvent_t spare[WATCH_EVENTS]; /* of entries that are gone */
+    int nspare;
 };
 
 double gpu_now(void) {
@@ -144,7 +147,9 @@ static void watch_poison(epo_backend *be) {
 }
 
 static void entry_drop(gpu_watch *w, size_t i) {
-    if (w->entry[i].event != NULL)
+    if (w->entry[i].event != NULL && w->nspare < WATCH_EVENTS)
+        w->spare[w->nspare++] = w->entry[i].event;
+    else if (w->entry[i].event != NULL)
         (void)cudaEventDestroy(w->entry[i].event);
     w->entry[i] = w->entry[--w->count];
 }
@@ -293,6 +298,8 @@ void gpu_watch_stop(epo_backend *be) {
     pthread_join(w->thread, NULL);
     while (w->count > 0)
         entry_drop(w, 0);
+    while (w->nspare > 0)
+        (void)cudaEventDestroy(w->spare[--w->nspare]);
     free(w->entry);
     pthread_cond_destroy(&w->wake);
     pthread_mutex_destroy(&w->lock);
@@ -326,6 +333,18 @@ static epo_status watch_push(epo_backend *be, watch_entry entry) {
 
 epo_status gpu_watch_add(epo_backend *be, volatile uint64_t *words, const epo_ready *r) {
     return watch_push(be, (watch_entry){.words = words, .ready = *r});
+}
+
+cudaError_t gpu_watch_take(epo_backend *be, cudaEvent_t *out) {
+    gpu_watch *w = be->watch;
+    bool kept = false;
+    pthread_mutex_lock(&w->lock);
+    if (w->nspare > 0) {
+        *out = w->spare[--w->nspare];
+        kept = true;
+    }
+    pthread_mutex_unlock(&w->lock);
+    return kept ? cudaSuccess : cudaEventCreateWithFlags(out, cudaEventDisableTiming);
 }
 
 epo_status gpu_watch_event(epo_backend *be, cudaEvent_t event, const char *what, int chunk,
