@@ -233,6 +233,7 @@ static void group_free(epo_group *g, bool broken) {
         for (int i = 0; i < EPO_CHAIN_PARTS; i++)
             if (g->part[i] != NULL)
                 ops->event_destroy(g->be, g->part[i]);
+        moe_wgrad_close(g);
         moe_pool_drain(g);
         ops->close(g->be, broken);
     }

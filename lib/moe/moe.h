@@ -52,11 +52,14 @@ size_t moe_type_size(epo_dtype type);
 /* ---- group.c ---------------------------------------------------------- */
 
 typedef struct moe_wgrad moe_wgrad;
+enum { MOE_WGRAD_ENDS = 8 };
 
 /* Weight gradients that are not yet in dw1 and dw2, oldest first. */
 typedef struct moe_wgrad_queue {
     moe_wgrad *head, *tail;
     uint64_t bytes, limit;
+    epo_event *spare[MOE_WGRAD_ENDS]; /* ends of entries that are gone, for new ones */
+    int nspare;
 } moe_wgrad_queue;
 
 struct epo_group {
@@ -471,6 +474,8 @@ epo_status moe_wgrad_flush(epo_group *group, epo_layer *layer, epo_stream stream
 /* Flushes, waits, and leaves no entry behind: those of a broken group are dropped. */
 epo_status moe_wgrad_settle(epo_group *group, epo_layer *layer);
 void moe_wgrad_free(moe_wgrad *w);
+/* At the group's end. */
+void moe_wgrad_close(epo_group *group);
 
 /* ---- stats.c ---------------------------------------------------------- */
 

@@ -11,6 +11,31 @@
 
 #include <stdlib.h>
 
+/* Where the backend can be asked whether an event has come. */
+static epo_status end_take(epo_group *g, epo_event **out) {
+    moe_wgrad_queue *q = &g->wgrads;
+    if (g->ops->event_query == NULL)
+        return EPO_OK;
+    if (q->nspare == 0)
+        return g->ops->event_create(g->be, out);
+    *out = q->spare[--q->nspare];
+    return EPO_OK;
+}
+
+static void end_give(epo_group *g, epo_event *end) {
+    moe_wgrad_queue *q = &g->wgrads;
+    if (end != NULL && q->nspare < MOE_WGRAD_ENDS)
+        q->spare[q->nspare++] = end;
+    else if (end != NULL)
+        g->ops->event_destroy(g->be, end);
+}
+
+void moe_wgrad_close(epo_group *group) {
+    moe_wgrad_queue *q = &group->wgrads;
+    while (q->nspare > 0)
+        group->ops->event_destroy(group->be, q->spare[--q->nspare]);
+}
+
 epo_status moe_wgrad_make(epo_layer *layer, epo_plan *plan, moe_wgrad **out) {
     moe_wgrad *w = calloc(1, sizeof *w);
     if (w == NULL)
@@ -20,12 +45,10 @@ epo_status moe_wgrad_make(epo_layer *layer, epo_plan *plan, moe_wgrad **out) {
     w->plan = plan;
     epo_group *g = layer->group;
     w->queue = g->keep != NULL && !g->delay_wgrad ? g->compute : g->fill;
-    if (g->ops->event_query != NULL) {
-        epo_status status = g->ops->event_create(g->be, &w->end);
-        if (status != EPO_OK) {
-            free(w);
-            return status;
-        }
+    epo_status status = end_take(g, &w->end);
+    if (status != EPO_OK) {
+        free(w);
+        return status;
     }
     w->fresh = layer->wgrad_fresh;
     layer->wgrad_fresh = false;
@@ -44,8 +67,7 @@ void moe_wgrad_free(moe_wgrad *w) {
     moe_pool_put(g, &w->x);
     moe_plan_release(w->plan);
     free(w->own);
-    if (w->end != NULL)
-        g->ops->event_destroy(g->be, w->end);
+    end_give(g, w->end);
     free(w);
 }
 
