@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cuda_runtime.c - the CUDA runtime in ordinary memory (NCCL: cuda_nccl.c), for tests of the CUDA
- * engine where there is no GPU: linked in place of libcudart.  Ranks are threads, each on a device
- * of its own.  Streams do their work at once, kernels do nothing, an exchange moves nothing.  All
- * that is made is counted until it is given back, each call can fail, and what waits for the
- * device can be kept waiting (cuda_runtime.h).
+ * cuda_runtime.c - the CUDA runtime in ordinary memory (NCCL: cuda_nccl.c; the driver:
+ * cuda_driver.c), for tests of the CUDA engine where there is no GPU: linked in place of libcudart.
+ * Ranks are threads, each on a device of its own.  Streams do their work at once, kernels do
+ * nothing, an exchange moves nothing.  All that is made is counted until it is given back, each
+ * call can fail, and what waits for the device can be kept waiting (cuda_runtime.h).
  */
 #include "config.h"
 
@@ -134,8 +134,11 @@ int fake_cuda_left(char *text, size_t size) {
 
 /* ---- what it does ------------------------------------------------------------ */
 
+#define COUNTED fake_cuda_note(__func__)
+
 /* Is it this call's turn to fail? */
 static bool turn(fake_kind what, const char *call) {
+    fake_cuda_note(call);
     pthread_mutex_lock(&fake.lock);
     const bool now =
         fake.fail_kind == what && fake.fail_device == current && fake.calls++ == fake.fail_at;
@@ -189,9 +192,11 @@ static bool drop(void *at, kind k) {
 }
 
 static cudaError_t make(void **out, size_t bytes, kind k) {
-    void *p = __real_calloc(1, bytes);
+    const size_t room = (bytes / 256 + 1) * 256; /* addresses are aligned as CUDA's */
+    void *p = aligned_alloc(256, room);
     if (p == NULL)
         return cudaErrorMemoryAllocation;
+    memset(p, 0, room);
     note(p, k);
     *out = p;
     return cudaSuccess;
@@ -217,6 +222,7 @@ cudaError_t cudaGetDevice(int *device) {
     return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
+    COUNTED;
     current = device;
     return cudaSuccess;
 }
@@ -234,6 +240,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
     MAY_FAIL;
     *value = attribute == cudaDevAttrMultiProcessorCount            ? 132
              : attribute == cudaDevAttrComputeCapabilityMajor       ? 9
+             : attribute == cudaDevAttrComputeCapabilityMinor       ? 0
              : attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? 232448
                                                                     : 1;
     return cudaSuccess;
@@ -255,6 +262,7 @@ cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
     return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize(void) {
+    COUNTED;
     wait_for(FAKE_OTHERS);
     return cudaSuccess;
 }
@@ -274,6 +282,7 @@ cudaError_t cudaMalloc(void **out, size_t bytes) {
     return make(out, bytes, shown ? WINDOW : MEMORY);
 }
 cudaError_t cudaFree(void *at) {
+    COUNTED;
     if (at == NULL)
         return cudaSuccess;
     wait_for(FAKE_OTHERS);
@@ -285,6 +294,7 @@ cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags) {
     return make(out, bytes, PINNED);
 }
 cudaError_t cudaFreeHost(void *at) {
+    COUNTED;
     if (at == NULL)
         return cudaSuccess;
     wait_for(FAKE_OTHERS);
@@ -298,6 +308,7 @@ cudaError_t cudaHostRegister(void *at, size_t bytes, unsigned flags) {
     return cudaSuccess;
 }
 cudaError_t cudaHostUnregister(void *at) {
+    COUNTED;
     wait_for(FAKE_OTHERS);
     return drop(at, REGISTERED) ? cudaSuccess : cudaErrorInvalidValue;
 }
@@ -333,6 +344,7 @@ cudaError_t cudaMallocFromPoolAsync(void **out, size_t bytes, cudaMemPool_t pool
     return make(out, bytes, POOLED);
 }
 cudaError_t cudaFreeAsync(void *at, cudaStream_t stream) {
+    COUNTED;
     (void)stream;
     return unmake(at, POOLED);
 }
@@ -414,7 +426,10 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int 
     MAY_FAIL;
     return make((void **)out, 1, STREAM);
 }
-cudaError_t cudaStreamDestroy(cudaStream_t stream) { return unmake(stream, STREAM); }
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    COUNTED;
+    return unmake(stream, STREAM);
+}
 static cudaError_t ask(void) {
     pthread_mutex_lock(&fake.lock);
     const cudaError_t e = fake.busy == FAKE_ALL ? cudaErrorNotReady : cudaSuccess;
@@ -422,6 +437,7 @@ static cudaError_t ask(void) {
     return e;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
+    COUNTED;
     (void)stream;
     return ask();
 }
@@ -439,6 +455,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     return cudaSuccess;
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
+    COUNTED;
     (void)stream;
     *status = cudaStreamCaptureStatusNone;
     return cudaSuccess;
@@ -463,6 +480,7 @@ cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, enum cudaStreamCapt
     return cudaSuccess;
 }
 cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) {
+    COUNTED;
     (void)mode;
     return cudaSuccess;
 }
@@ -475,7 +493,10 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags) {
     MAY_FAIL;
     return make((void **)out, 1, EVENT);
 }
-cudaError_t cudaEventDestroy(cudaEvent_t event) { return unmake(event, EVENT); }
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    COUNTED;
+    return unmake(event, EVENT);
+}
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     (void)event;
     (void)stream;
@@ -483,6 +504,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
+    COUNTED;
     (void)event;
     return ask();
 }
@@ -493,6 +515,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     return cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t a, cudaEvent_t b) {
+    COUNTED;
     (void)a;
     (void)b;
     *ms = 1.0F;
@@ -517,6 +540,7 @@ cudaError_t cudaFuncSetAttribute(const void *fn, enum cudaFuncAttribute a, int v
     return cudaSuccess;
 }
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *out, const void *fn) {
+    COUNTED;
     (void)fn;
     memset(out, 0, sizeof *out);
     out->ptxVersion = 90;
@@ -530,21 +554,11 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *fn
     return cudaSuccess;
 }
 cudaError_t cudaGetKernel(cudaKernel_t *kernel, const void *fn) {
+    COUNTED;
     (void)kernel;
     (void)fn;
     return cudaErrorNotSupported;
 }
-cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **fn, unsigned version,
-                                             unsigned long long flags,
-                                             enum cudaDriverEntryPointQueryResult *result) {
-    (void)symbol;
-    (void)version;
-    (void)flags;
-    *fn = NULL;
-    *result = cudaDriverEntryPointSymbolNotFound;
-    return cudaErrorNotSupported;
-}
-
 /* What nvcc's code calls. */
 void **__cudaRegisterFatBinary(void *binary) { return binary; }
 void __cudaRegisterFatBinaryEnd(void **handle) { (void)handle; }
@@ -555,29 +569,6 @@ unsigned __cudaPushCallConfiguration(void) { return 0; }
 cudaError_t __cudaPopCallConfiguration(void) { return cudaSuccess; }
 cudaError_t __cudaGetKernel(void) { return cudaSuccess; }
 cudaError_t __cudaLaunchKernel(void) { return fails("a kernel") ? cudaErrorUnknown : cudaSuccess; }
-
-/* ---- the driver --------------------------------------------------------------------- */
-
-static CUresult driver_attribute(int *value, CUdevice_attribute a, CUdevice device) {
-    (void)a;
-    (void)device;
-    *value = 0; /* no stream memory operations: the CPU does them */
-    return CUDA_SUCCESS;
-}
-static CUresult driver_name(CUresult r, const char **name) {
-    (void)r;
-    *name = "failed";
-    return CUDA_SUCCESS;
-}
-static const gpu_driver the_driver = {
-    .attribute = driver_attribute, .name = driver_name, .version = CUDART_VERSION};
-
-/* The linker puts this in front of driver.c's (--wrap), as the next ones. */
-const gpu_driver *__wrap_gpu_driver_get(const char **why);
-const gpu_driver *__wrap_gpu_driver_get(const char **why) {
-    (void)why;
-    return &the_driver;
-}
 
 /* ---- memory and threads of the engine's own ------------------------------------------- */
 
@@ -596,7 +587,7 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(
                                                 : __real_pthread_create(thread, attr, fn, ctx);
 }
 
-/* ---- for cuda_nccl.c ----------------------------------------------------------------- */
+/* ---- for the others ----------------------------------------------------------------- */
 
 bool fake_cuda_turn(const char *call) { return fails(call); }
 void fake_cuda_hold(void) { wait_for(FAKE_OTHERS); }

@@ -20,6 +20,16 @@ void fake_cuda_fail(fake_kind what, int device, long at);
 long fake_cuda_calls(void);
 const char *fake_cuda_failed(void);
 
+/* Counts this thread's calls of any kind from here on; how many of one there were (NULL: of all; "a
+ * kernel": of those that nvcc's code launches); "NAME 3, ..." of all, by the order of their first.
+ */
+void fake_cuda_count(void);
+long fake_cuda_counted(const char *call);
+void fake_cuda_counts(char *text, size_t size);
+/* Groups made from here on have a device with stream memory operations (else the CPU does them)
+ * and one that makes maps for TMA.  A wait is answered at once, as if the peers had been there. */
+void fake_cuda_stream_ops(bool on);
+
 typedef enum fake_busy {
     FAKE_IDLE,
     FAKE_OTHERS, /* somebody else's kernel never ends: what waits for the device waits */
@@ -41,6 +51,8 @@ int fake_cuda_wrong(void);
 void fake_comm_open(int rank, int ranks, void **out);
 void fake_comm_close(void *comm);
 
+/* One more of this call, for the counts. */
+void fake_cuda_note(const char *call);
 /* For cuda_nccl.c: is it this call's turn to fail; until the device rests; a communicator. */
 bool fake_cuda_turn(const char *call);
 void fake_cuda_hold(void);
