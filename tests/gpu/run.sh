@@ -48,18 +48,20 @@
 #   tools     50 s   ep-overlap bench and ep-train, without Slurm (tools.sh)   1 GPU or more
 #   slurm     75 s   srun --ep-overlap=on ep-train: the loss of off, bit for bit; Slurm from
 #                    build-debs where none is installed (slurm.sh)   1 GPU or more
-#   scripts  130 s   the job scripts of python/examples under that Slurm (slurm.sh)   1 GPU or more
+#   scripts  125 s   the job scripts of python/examples under that Slurm (slurm.sh)   1 GPU or more
 #   python    60 s   the torch binding, in CUDA graphs too, the deep_ep drop-in; two ranks
 #                                                                      1 GPU or more
 #   megatron  20 s   Megatron-Core's dispatchers over it              1 GPU or more
-#   random   130 s   200,000 random all-to-alls of an unmodified torch program, half of them with
-#                    messages of all sizes carried; plain, observed, expandable segments
-#                    (intercept.py; -s: other calls; gather.py adds runs up)   1 GPU or more
-#   jobs      95 s   its other cases: sizes that disagree, graphs, groups, aborts, churn   1 GPU or more
-#   speed     75 s   64 MB, beside GEMMs, an eager layer trained        2 GPUs
-#   small     50 s   what a small message costs under the interposer    1 GPU or more
-#   record   120 s   what the recorder says beside torch.profiler (record.py)   1 GPU or more
-#   preload  110 s   that nobody notices the interposer (preload.py)   1 GPU or more
+#   random    90 s   120,000 random all-to-alls of an unmodified torch program, half of them with
+#                    messages of all sizes carried (EPO_CALLS: of each half); plain, observed,
+#                    expandable segments (intercept.py; -s: other calls; gather.py adds runs
+#                    up)                                             1 GPU or more
+#   jobs      75 s   its other cases: sizes that disagree, graphs, groups, aborts, churn   1 GPU or more
+#   speed     55 s   64 MB, beside GEMMs, an eager layer trained        2 GPUs
+#   small     30 s   what a small message costs under the interposer    1 GPU or more
+#   record   120 s   what the recorder says beside torch.profiler (record.py; EPO_RECORD: some of
+#                    its parts)                                      1 GPU or more
+#   preload   85 s   that nobody notices the interposer (preload.py)   1 GPU or more
 #   examples 110 s   python/examples to their ends, without Slurm      1 GPU or more
 #
 #   run.sh [PHASE...]     all of them; -n CASES [12], -s SEED, -o FOLDER for results,
@@ -144,12 +146,14 @@ wants() { # PHASE...: one of these is asked for
 }
 # What is read the first time takes its time: while the compilers run it costs none.
 warm() {
-    cat "$cuda"/lib64/libcublasLt.so.1[23] "$(ldconfig -p | sed -n 's/.*libnccl\.so\.2 .*=> //p' | head -n 1)" >/dev/null 2>&1 &
-    "${PYTHON:-python3}" -c 'import torch, torch._dynamo, torch.distributed, torch.profiler, torch.utils.data
+    timeout 60 cat "$cuda"/lib64/libcublasLt.so.1[23] "$(ldconfig -p | sed -n 's/.*libnccl\.so\.2 .*=> //p' | head -n 1)" >/dev/null 2>&1 &
+    timeout 100 "${PYTHON:-python3}" -c 'import torch, torch._dynamo, torch.distributed, torch.profiler, torch.utils.data
 torch.ones(1, device="cuda")
 import megatron.core.models.gpt.moe_module_specs' >/dev/null 2>&1 &
 }
-targets=(all)
+targets=("$build"/{units,layer,bulk,graph,bench,features,products,endure,engine_cuda.so})
+wants dense && targets+=("$build/dense")
+wants flex && targets+=("$build/bench_flex")
 wants strong python megatron examples && targets+=("$build/libep_overlap.so")
 wants tools slurm scripts && targets+=(tools)
 warm
@@ -178,7 +182,9 @@ bounded() { # LOG LIMIT COMMAND...
         echo "no time was left" >"$log"
         return 124
     fi
-    setsid timeout -k 5 "$limit" stdbuf -oL "$@" >"$log" 2>&1 </dev/null &
+    # Lines of ours come as they are made; a script's programs would get what stdbuf preloads, too.
+    [[ $1 != "$build"/* ]] || set -- stdbuf -oL "$@"
+    setsid timeout -k 5 "$limit" "$@" >"$log" 2>&1 </dev/null &
     session=$!
     wait "$session"
     status=$?
@@ -521,7 +527,7 @@ phase_run() { # PHASE
             fi
             ;;
         random)
-            interposed random 340 random:1 random:0 random:2 random:3 random:4
+            interposed random 240 random:1 random:0 random:2 random:3 random:4 --calls "${EPO_CALLS:-60000}"
             "${PYTHON:-python3}" tests/gpu/gather.py "$out/random.log"
             ;;
         jobs) interposed jobs 240 mismatch graph groups abort churn ;;
@@ -529,7 +535,8 @@ phase_run() { # PHASE
         small) interposed small 160 small ;;
         record)
             if torch_here record; then
-                run record 240 "${PYTHON:-python3}" tests/gpu/record.py "$interposer" --together
+                # shellcheck disable=SC2086
+                run record 240 "${PYTHON:-python3}" tests/gpu/record.py "$interposer" ${EPO_RECORD:-} --together
             fi
             ;;
         preload)
