@@ -207,6 +207,8 @@ run() { # PHASE SECONDS COMMAND...
         printf '%s\t%s\tFAIL\tstopped after %s s\n' "$phase" "$1" "$limit" >>"$out/cases.tsv"
     elif [ $status = 77 ]; then
         skip "$phase" "$(tail -1 "$out/$phase.log")"
+    elif [ $status = 0 ] && ! grep -aq '^case' "$out/$phase.log"; then
+        printf '%s\t%s\tok\tcame to its end\n' "$phase" "$1" >>"$out/cases.tsv"
     elif [ $status != 0 ] && ! grep -aq '	FAIL	' "$out/$phase.log"; then
         printf '%s\t%s\tFAIL\tstatus %s: %s\n' "$phase" "$1" $status "$(tail -1 "$out/$phase.log")" >>"$out/cases.tsv"
     fi
@@ -315,7 +317,7 @@ late_nccl() {
         return
     fi
     LATE_NCCL_REAL=$real LATE_NCCL_RANK=1 LATE_NCCL_S=10 LAYER_TIMEOUT_S=2 EP_OVERLAP_CUDA_PEER=0 \
-        LD_LIBRARY_PATH=$build/late:$LD_LIBRARY_PATH timeout -k 2 30 "$build/layer" processes 2 1 >"$out/late.log" 2>&1
+        LD_LIBRARY_PATH=$build/late:$LD_LIBRARY_PATH bounded "$out/late.log" 30 "$build/layer" processes 2 1
     said=$(grep -m1 'making a communicator of 2 ranks: not complete after 2 s' "$out/late.log")
     if [ -n "$said" ]; then
         printf 'nccl\tlate communicator\tok\t%s\n' "$said" >>"$out/cases.tsv"
