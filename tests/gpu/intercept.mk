@@ -8,7 +8,7 @@ VERSION := $(shell sed -n 's/^AC_INIT(\[ep-overlap\], \[\(.*\)\])/\1/p' configur
 C_FILES := $(wildcard lib/preload/intercept/*.c lib/preload/record/*.c lib/rules/*.c) lib/preload/ranks.c \
   lib/trace/profile.c lib/trace/intervals.c lib/trace/span_set.c lib/trace/kernel_class.c \
   $(addprefix lib/core/,status.c version.c facts.c fact_value.c text.c options.c env_list.c env_record.c \
-  trust.c hostlist.c unserved.c group_card.c)
+  trust.c hostlist.c unserved.c group_card.c scratch.c)
 CFLAGS := -std=gnu11 -O2 -g -Wall -Wextra -Werror -fPIC -fvisibility=hidden -pthread -include lib/core/libc.h \
   -Ilib -Ilib/include -I$(O)/intercept
 OBJECTS := $(C_FILES:%.c=$(O)/intercept/%.o)

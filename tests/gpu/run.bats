@@ -74,6 +74,19 @@ line() { grep -qE -- "$1" <<<"$output" || { echo "no line: $1" && false; }; }
     run ! pgrep -f 'sleep 97[89]$'
 }
 
+@test "run.sh -t: one phase does not take the time of the others" {
+    program endure <<<"sleep 977"
+    ok dense
+    # two commands of 60 s, no second usually: 20 s
+    sed 's/^#   repeats   20 s/#   repeats    0 s/' "$top/tests/gpu/run.sh" >"$work/run.sh"
+    mkdir -p "$work/tree/tests/gpu" && cp "$work/run.sh" "$work/tree/tests/gpu/" && chmod +x "$work/tree/tests/gpu/run.sh"
+    run -1 timeout 100 "$work/tree/tests/gpu/run.sh" -t 200 repeats dense
+    echo "$output"
+    line '^repeats	endure repeats 	FAIL	stopped after [1-5]?[0-9] s'
+    line '^repeats4	endure repeats 	FAIL	stopped after [0-9] s'
+    line '^result phase=dense .* ok=1 fail=0 '
+}
+
 @test "run.sh: a signal ends what runs, the rest is named" {
     program dense <<<"sleep 876"
     ok units

@@ -67,7 +67,7 @@
 #   run.sh [PHASE...]     all of them; -n CASES [12], -s SEED, -o FOLDER for results,
 #                         -S: in `scale`, ranks share GPUs where there are too few, labelled
 #                         -t SECONDS: of all: no phase begins that usually takes longer than is
-#                         left, limits are cut to what is left
+#                         left, none gets more than half as long again and 20 s, limits are cut to that
 #                         -r: what is done in FOLDER, of the same tree, is not done again
 #                         -l: only the names of the phases and their usual seconds
 #
@@ -122,7 +122,7 @@ export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32}
 export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0} PYTHONUNBUFFERED=1
 export LD_LIBRARY_PATH=$cuda/lib64:${LD_LIBRARY_PATH:-}
 start=$SECONDS
-until=$((start + left))
+until=$((start + left)) phase_until=$((start + left))
 
 skip() { # PHASE WHY
     printf '%s: %s\n' "$1" "$2" >>"$out/skipped"
@@ -177,7 +177,7 @@ bounded() { # LOG LIMIT COMMAND...
     local log=$1 limit=$2 status
     shift 2
     limit=${EPO_TEST_LIMIT:-$limit} # (tests of this script)
-    [ "$limit" -le $((until - SECONDS)) ] || limit=$((until - SECONDS))
+    [ "$limit" -le $((phase_until - SECONDS)) ] || limit=$((phase_until - SECONDS))
     if [ "$limit" -lt 1 ]; then
         echo "no time was left" >"$log"
         return 124
@@ -193,24 +193,25 @@ bounded() { # LOG LIMIT COMMAND...
     return "$status"
 }
 stopped=0
-trap 'stopped=1; until=0; [ -z "$session" ] || pkill -KILL -s "$session"' TERM INT HUP
+trap 'stopped=1; until=0; phase_until=0; [ -z "$session" ] || pkill -KILL -s "$session"' TERM INT HUP
 
 # A program's lines go to its log; results are gathered with the phase before them.
 run() { # PHASE SECONDS COMMAND...
-    local phase=$1 limit=$2 status
+    local phase=$1 limit=$2 status begun=$SECONDS what
     shift 2
     bounded "$out/$phase.log" "$limit" "$@"
     status=$?
+    what=$(basename -a "${@:1:2}" | tr '\n' ' ')
     grep -a '^case' "$out/$phase.log" | sed "s/^case/$phase/" >>"$out/cases.tsv"
     grep -a '^result' "$out/$phase.log"
     if [ $status = 124 ] || [ $status = 137 ]; then
-        printf '%s\t%s\tFAIL\tstopped after %s s\n' "$phase" "$1" "$limit" >>"$out/cases.tsv"
+        printf '%s\t%s\tFAIL\tstopped after %s s\n' "$phase" "$what" $((SECONDS - begun)) >>"$out/cases.tsv"
     elif [ $status = 77 ]; then
         skip "$phase" "$(tail -1 "$out/$phase.log")"
     elif [ $status = 0 ] && ! grep -aq '^case' "$out/$phase.log"; then
-        printf '%s\t%s\tok\tcame to its end\n' "$phase" "$1" >>"$out/cases.tsv"
+        printf '%s\t%s\tok\tcame to its end\n' "$phase" "$what" >>"$out/cases.tsv"
     elif [ $status != 0 ] && ! grep -aq '	FAIL	' "$out/$phase.log"; then
-        printf '%s\t%s\tFAIL\tstatus %s: %s\n' "$phase" "$1" $status "$(tail -1 "$out/$phase.log")" >>"$out/cases.tsv"
+        printf '%s\t%s\tFAIL\tstatus %s: %s\n' "$phase" "$what" $status "$(tail -1 "$out/$phase.log")" >>"$out/cases.tsv"
     fi
 }
 
@@ -244,14 +245,14 @@ whole() { # PHASE SECONDS PROGRAM [ARGUMENT...]
     shown "$1" "$2" "$name" "${PYTHON:-python3}" "${@:3}"
 }
 shown() { # PHASE SECONDS NAME COMMAND...
-    local phase=$1 limit=$2 name=$3 status
+    local phase=$1 limit=$2 name=$3 status begun=$SECONDS
     shift 3
     bounded "$out/$name.log" "$limit" "$@"
     status=$?
     case $status in
         0) printf '%s\t%s\tok\t%s\n' "$phase" "$name" "$(tail -1 "$out/$name.log")" ;;
         77) printf '%s\t%s\tskip\t%s\n' "$phase" "$name" "$(tail -1 "$out/$name.log")" ;;
-        124 | 137) printf '%s\t%s\tFAIL\tstopped after %s s\n' "$phase" "$name" "$limit" ;;
+        124 | 137) printf '%s\t%s\tFAIL\tstopped after %s s\n' "$phase" "$name" $((SECONDS - begun)) ;;
         *) printf '%s\t%s\tFAIL\tstatus %s: %s\n' "$phase" "$name" "$status" "$(tail -1 "$out/$name.log")" ;;
     esac >>"$out/cases.tsv"
 }
@@ -278,7 +279,7 @@ bound_python() {
 }
 
 interposed() { # PHASE SECONDS PARTS...
-    local phase=$1 limit=$2 rest=$((until - SECONDS))
+    local phase=$1 limit=$2 rest=$((phase_until - SECONDS))
     shift 2
     torch_here "$phase" || return
     [ "$limit" -le $((rest - 10)) ] || limit=$((rest - 10))
@@ -327,7 +328,7 @@ late_nccl() {
 }
 
 phase_run() { # PHASE
-    local phase=$1
+    local phase=$1 name
     case $phase in
         probe) run probe 90 tests/gpu/probe.sh "$build/probe" ;;
         units) run units 90 "$build/units" ;;
@@ -580,7 +581,9 @@ for phase in $phases; do
         echo "result phase=$phase state=$state left_out=no-time-left"
         continue
     fi
-    before=$(wc -l <"$out/cases.tsv") began=$SECONDS
+    before=$(wc -l <"$out/cases.tsv") began=$SECONDS phase_until=$until
+    [ "$left" = 100000 ] || phase_until=$((SECONDS + $(usual "$phase") * 3 / 2 + 20))
+    [ "$phase_until" -le "$until" ] || phase_until=$until
     phase_run "$phase"
     said() { tail -n +$((before + 1)) "$out/cases.tsv" | grep -ac "	$1	"; }
     echo "result phase=$phase state=$state ok=$(said ok) fail=$(said FAIL) skip=$(said skip) seconds=$((SECONDS - began)) at=$((SECONDS - start))"
