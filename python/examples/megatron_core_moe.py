@@ -17,6 +17,10 @@ import argparse
 import os
 import time
 
+# Megatron compiles small functions. A pool of compilers would import torch once more in each of its processes,
+# and a rank that has done its steps would wait for them.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 import torch
 import torch.distributed as dist
 
@@ -65,6 +69,8 @@ def main():
     if not torch.cuda.is_available():
         parser.error("Megatron-Core's MoE layer needs GPUs, and torch sees none")
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    if os.environ.get("RANK") == "0":
+        print(f"torch {torch.__version__}: {os.environ.get('WORLD_SIZE')} ranks meet", flush=True)
     dist.init_process_group("nccl")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if a.experts % ranks:

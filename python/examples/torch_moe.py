@@ -104,6 +104,8 @@ def main():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
     dtype = torch.bfloat16 if gpu else torch.float32
+    if os.environ.get("RANK") == "0":
+        print(f"torch {torch.__version__}: {os.environ.get('WORLD_SIZE')} ranks meet", flush=True)
     dist.init_process_group("nccl" if gpu else "gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if a.experts % ranks:
