@@ -1,19 +1,45 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# analyze.sh BUILD [-n] TOOL...: what gcc's -fanalyzer (gcc), cppcheck and clang-tidy (tidy) say
-# of the sources, without what tests/lint/findings.tsv explains.  BUILD is configured and built.
-# -n prints every finding as a line for that list.  Status 1 if something is left.
+# analyze.sh BUILD [-n] [-c [-b BASE]] TOOL...: what gcc's -fanalyzer (gcc), cppcheck and clang-tidy
+# (tidy) say of the sources, without what tests/lint/findings.tsv explains.  BUILD is configured.
+# -n prints every finding as a line for that list; -c looks at those sources alone that were changed
+# since BASE [origin/main, else the last commit], or include a header of ours that was: seconds in
+# place of minutes.  Status 1 if something is left, or (not with -c) an explanation is of nothing.
 # shellcheck source=tests/lint/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh" ''
 build=$(realpath "${1:?a build folder}") && shift
-as_list=0
-[ "${1:-}" != -n ] || { as_list=1 && shift; }
+as_list=0 changed=0 base=origin/main
+while getopts ncb: option; do
+    case $option in
+    n) as_list=1 ;;
+    c) changed=1 ;;
+    b) base=$OPTARG ;;
+    *) exit 2 ;;
+    esac
+done
+shift $((OPTIND - 1))
 [ $# -gt 0 ] || set -- gcc cppcheck tidy
 cd "$root" || exit 2
 
 # CUDA's and the tests' sources are left out; status.c defines what EPO_ANALYZER wraps.
 mapfile -t files < <(sources '*.c' | grep -E '^(lib|spank|tools)/' | grep -vE '/cuda/|^lib/core/status\.c$')
 need_files "${files[@]}"
+
+# Of `files`, what was changed since BASE, and what includes a changed header.
+changed_files() {
+    local since name
+    since=$(git merge-base HEAD "$base" 2>/dev/null || echo HEAD)
+    { git diff --name-only "$since" && git ls-files -o --exclude-standard; } | while read -r name; do
+        case $name in
+        *.c) [ ! -e "$name" ] || echo "$name" ;;
+        *.h) grep -lE "^#include \"([a-z_/-]+/)?${name##*/}\"" "${files[@]}" ;;
+        esac
+    done | sort -u | comm -12 - <(printf '%s\n' "${files[@]}" | sort)
+}
+if [ "$changed" = 1 ]; then
+    mapfile -t files < <(changed_files)
+    [ ${#files[@]} -gt 0 ] || { echo "analyze.sh: no source was changed" && exit 0; }
+fi
 # Words that the Makefile fragments define as texts; which text does not matter here.
 mapfile -t defines < <(grep -ohE -- "-D[A-Z_]+='\"" lib/*/Makefile.inc spank/Makefile.inc tools/*/Makefile.inc | sed "s/='.*/=\"p\"/" | sort -u)
 flags=(-std=gnu11 -DEPO_ANALYZER -D_GNU_SOURCE -I"$build" -Ilib/include -Ilib -Ispank -Itools/ep-overlap -Itools/ep-train
@@ -41,6 +67,8 @@ say_tidy() {
 
 # A finding is known by tool, file, check and the text of its line, wherever that line is now.
 list=tests/lint/findings.tsv left=0
+seen=$(mktemp) || exit 2
+trap 'rm -f "$seen"' EXIT
 for tool; do
     command=$tool
     [ "$tool" != tidy ] || command=clang-tidy
@@ -54,11 +82,18 @@ for tool; do
             printf '%s\t%s\t%s\t%s\t%s\n' "$tool" "$file" "$check" "$text" "$message"
         elif grep -qF "$tool"$'\t'"$file"$'\t'"$check"$'\t'"$text"$'\t' "$list"; then
             explained=$((explained + 1))
+            printf '%s\t%s\t%s\t%s\t\n' "$tool" "$file" "$check" "$text" >>"$seen"
         else
             echo "$tool: $file:$line: $message [$check]"
             left=$((left + 1))
         fi
     done < <("say_$tool" | sort -u)
     [ "$as_list" = 1 ] || echo "$tool: ${#files[@]} files, $count findings, $explained of them explained"
+    [ "$changed$as_list" = 00 ] || continue
+    while IFS= read -r line; do # what nothing says any more
+        grep -qF "$(cut -f 1-4 <<<"$line")"$'\t' "$seen" && continue
+        echo "$list: $tool does not say that any more, take it out: $(cut -f 2-4 <<<"$line" | tr '\t' ' ')"
+        left=$((left + 1))
+    done < <(grep "^$tool"$'\t' "$list")
 done
 [ "$as_list" = 1 ] || [ "$left" = 0 ]
