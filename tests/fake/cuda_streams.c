@@ -18,12 +18,17 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
+typedef struct mark { /* of one record of an event: held by the event and by what looks at it */
+    atomic_int reached, holders;
+} mark;
+
 typedef struct event {
-    atomic_int *last;           /* set when the latest record is reached; NULL: never recorded */
+    mark *last;                 /* of the latest record; NULL: never recorded; under `lock` */
     struct stream *captured_on; /* recorded there while it was captured */
+    int captured;               /* ever */
 } event;
 
-typedef enum kind { COPY, WAIT, WAIT_AT_LEAST, WRITE, RECORD, AFTER } kind;
+typedef enum kind { COPY, WAIT, WAIT_AT_LEAST, WRITE, RECORD, AFTER, HOST } kind;
 
 typedef struct operation {
     struct operation *next;
@@ -33,7 +38,8 @@ typedef struct operation {
     size_t count;
     uint32_t value;
     event *event;
-    atomic_int *mark;
+    mark *mark; /* held */
+    void (*host)(void *);
     struct stream *stream;
 } operation;
 
@@ -60,6 +66,31 @@ static void nap(void) {
     nanosleep(&t, NULL);
 }
 
+static void mark_put(mark *m) {
+    if (m != NULL && atomic_fetch_sub(&m->holders, 1) == 1)
+        free(m);
+}
+
+/* The event's mark, held. */
+static mark *mark_of(event *e) {
+    pthread_mutex_lock(&lock);
+    mark *m = e->last;
+    if (m != NULL)
+        atomic_fetch_add(&m->holders, 1);
+    pthread_mutex_unlock(&lock);
+    return m;
+}
+
+/* The event's mark from now on. */
+static void mark_new(event *e) {
+    mark *m = calloc(1, sizeof *m);
+    atomic_init(&m->holders, 1);
+    pthread_mutex_lock(&lock);
+    mark_put(e->last);
+    e->last = m;
+    pthread_mutex_unlock(&lock);
+}
+
 static void run(operation *o) {
     switch (o->kind) {
     case COPY: memmove(o->to, o->from, o->count); break;
@@ -72,12 +103,14 @@ static void run(operation *o) {
         while ((int32_t)(atomic_load((atomic_uint *)o->to) - o->value) < 0)
             nap();
         break;
-    case RECORD: atomic_store(o->mark, 1); break;
+    case RECORD: atomic_store(&o->mark->reached, 1); break;
     case AFTER:
-        while (o->mark != NULL && !atomic_load(o->mark))
+        while (o->mark != NULL && !atomic_load(&o->mark->reached))
             nap();
         break;
+    case HOST: o->host(o->to); break;
     }
+    mark_put(o->mark);
 }
 
 static void *work(void *argument) {
@@ -212,13 +245,15 @@ static int block_of(uintptr_t p) {
 }
 
 EXPORT int cuMemFree_v2(uintptr_t p) {
+    pthread_mutex_lock(&lock);
     const int i = block_of(p);
-    if (i < 0)
-        return 1;
-    unlink(blocks[i].handle.name);
-    munmap(blocks[i].at, blocks[i].handle.size);
-    blocks[i].at = NULL;
-    return 0;
+    if (i >= 0) {
+        unlink(blocks[i].handle.name);
+        munmap(blocks[i].at, blocks[i].handle.size);
+        blocks[i].at = NULL;
+    }
+    pthread_mutex_unlock(&lock);
+    return i < 0;
 }
 
 typedef struct {
@@ -227,11 +262,12 @@ typedef struct {
 
 EXPORT int cuIpcGetMemHandle(ipc *out, uintptr_t p) {
     FAILS;
+    pthread_mutex_lock(&lock);
     const int i = block_of(p);
-    if (i < 0)
-        return 1;
-    memcpy(out, &blocks[i].handle, sizeof(handle));
-    return 0;
+    if (i >= 0)
+        memcpy(out, &blocks[i].handle, sizeof(handle));
+    pthread_mutex_unlock(&lock);
+    return i < 0;
 }
 
 /* FAKE_CUDA_NO_P2P=N: process number N cannot open anybody's memory.  FAKE_CUDA_SLOW=N: process
@@ -265,8 +301,7 @@ EXPORT int cuIpcOpenMemHandle_v2(uintptr_t *out, ipc in, unsigned flags) {
 
 /* FAKE_CUDA_NO_IPC=N: nobody can open what process number N allocated for itself (not the
  * interposer's windows, which are asked for without looking). */
-EXPORT int cuPointerGetAttribute(void *out, int what, uintptr_t p) {
-    FAILS;
+static int attribute_of(void *out, int what, uintptr_t p) {
     const char *rank = getenv("RANK"), *without = getenv("FAKE_CUDA_NO_IPC");
     for (int i = 0; i < BLOCKS; i++) {
         const uintptr_t at = (uintptr_t)blocks[i].at;
@@ -286,6 +321,13 @@ EXPORT int cuPointerGetAttribute(void *out, int what, uintptr_t p) {
     }
     return 1;
 }
+EXPORT int cuPointerGetAttribute(void *out, int what, uintptr_t p) {
+    FAILS;
+    pthread_mutex_lock(&lock);
+    const int r = attribute_of(out, what, p);
+    pthread_mutex_unlock(&lock);
+    return r;
+}
 
 EXPORT int cuIpcCloseMemHandle(uintptr_t p) {
     FAILS;
@@ -302,8 +344,10 @@ EXPORT int cuIpcCloseMemHandle(uintptr_t p) {
 /* How much of others' memory is open. */
 EXPORT int fake_cuda_opened(int *out) {
     *out = 0;
+    pthread_mutex_lock(&lock);
     for (int i = 0; i < BLOCKS; i++)
         *out += opened[i].at != NULL;
+    pthread_mutex_unlock(&lock);
     return 0;
 }
 EXPORT int cuMemHostRegister_v2(void *p, size_t size, unsigned flags) {
@@ -368,6 +412,8 @@ EXPORT int cuStreamDestroy_v2(stream *s) {
     pthread_cond_signal(&s->wake);
     pthread_mutex_unlock(&s->lock);
     pthread_join(s->thread, NULL);
+    pthread_mutex_destroy(&s->lock);
+    pthread_cond_destroy(&s->wake);
     free(s);
     return 0;
 }
@@ -453,6 +499,9 @@ EXPORT int cuStreamBatchMemOp_v2(stream *s, unsigned count, const word_operation
                                   : 1;
     return r;
 }
+EXPORT int cuLaunchHostFunc(stream *s, void (*host)(void *), void *argument) {
+    return put(s, (operation){.kind = HOST, .host = host, .to = argument});
+}
 EXPORT int cuEventCreate(event **out, unsigned flags) {
     FAILS;
     (void)flags;
@@ -461,10 +510,14 @@ EXPORT int cuEventCreate(event **out, unsigned flags) {
 }
 EXPORT int cuEventQuery(event *e) {
     FAILS;
-    return e->last == NULL || atomic_load(e->last) ? 0 : 600;
+    mark *m = mark_of(e);
+    const int reached = m == NULL || atomic_load(&m->reached);
+    mark_put(m);
+    return reached ? 0 : 600;
 }
 EXPORT int cuEventDestroy_v2(event *e) {
-    (void)e; /* a list may still hold it */
+    if (!e->captured) /* (else a graph may hold it) */
+        mark_put(e->last), free(e);
     return 0;
 }
 EXPORT int cuEventRecordWithFlags(event *e, stream *s, unsigned flags) {
@@ -472,8 +525,10 @@ EXPORT int cuEventRecordWithFlags(event *e, stream *s, unsigned flags) {
     if (flags == 0)
         e->captured_on = s->capture != NULL ? s : NULL;
     if (s->capture == NULL)
-        e->last = calloc(1, sizeof *e->last); /* never freed: somebody may look */
-    return put(s, (operation){.kind = RECORD, .event = e, .mark = e->last});
+        mark_new(e);
+    else
+        e->captured = 1;
+    return put(s, (operation){.kind = RECORD, .event = e, .mark = mark_of(e)});
 }
 EXPORT int cuEventRecord(event *e, stream *s) {
     FAILS;
@@ -484,7 +539,7 @@ EXPORT int cuStreamWaitEvent(stream *s, event *e, unsigned flags) {
     s = stream_of(s);
     if (flags == 0 && e->captured_on != NULL && e->captured_on->capture != NULL)
         s->capture = e->captured_on->capture; /* joins */
-    return put(s, (operation){.kind = AFTER, .event = e, .mark = e->last});
+    return put(s, (operation){.kind = AFTER, .event = e, .mark = mark_of(e)});
 }
 
 /* ---- capture ---- */
@@ -527,9 +582,9 @@ EXPORT int cuGraphLaunch(graph *g, stream *s) {
     for (operation *o = g->first; o != NULL; o = o->next) {
         operation again = *o;
         if (o->kind == RECORD)
-            again.mark = o->event->last = calloc(1, sizeof *again.mark);
-        if (o->kind == AFTER)
-            again.mark = o->event->last;
+            mark_new(o->event);
+        if (o->kind == RECORD || o->kind == AFTER)
+            again.mark = mark_of(o->event);
         put(o->stream, again);
     }
     return 0;
@@ -537,6 +592,7 @@ EXPORT int cuGraphLaunch(graph *g, stream *s) {
 EXPORT int cuGraphDestroy(graph *g) {
     for (operation *o = g->first, *next; o != NULL; o = next) {
         next = o->next;
+        mark_put(o->mark);
         free(o);
     }
     free(g);
