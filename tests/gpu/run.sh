@@ -170,6 +170,15 @@ wait
 interposer=$build/libep_overlap_intercept.so
 echo "built in $((SECONDS - start)) s for $gpus x $name (sm_$arch), state $state"
 
+kill_session() { # SESSION
+    local file of
+    for file in /proc/[0-9]*/stat; do
+        { read -r of <"$file"; } 2>/dev/null || continue
+        read -ra of <<<"${of##*) }" # state, parent, group, session, ...
+        [ "${of[3]}" != "$1" ] || kill -KILL "${file//[!0-9]/}" 2>/dev/null
+    done
+}
+
 # COMMAND in a session of its own, LIMIT seconds at most and no longer than is left of all; what it
 # leaves behind is killed.
 session=
@@ -188,12 +197,12 @@ bounded() { # LOG LIMIT COMMAND...
     session=$!
     wait "$session"
     status=$?
-    pkill -KILL -s "$session"
+    kill_session "$session"
     session=
     return "$status"
 }
 stopped=0
-trap 'stopped=1; until=0; phase_until=0; [ -z "$session" ] || pkill -KILL -s "$session"' TERM INT HUP
+trap 'stopped=1; until=0; phase_until=0; [ -z "$session" ] || kill_session "$session"' TERM INT HUP
 
 # A program's lines go to its log; results are gathered with the phase before them.
 run() { # PHASE SECONDS COMMAND...
