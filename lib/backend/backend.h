@@ -115,6 +115,9 @@ typedef struct epo_backend_config {
     double timeout_s, warn_s;
     void *nccl_comm; /* not NULL: rank, ranks and bootstrap are the communicator's */
     bool overlap;    /* exchanges run beside GEMMs */
+    /* Not EPO_OK: this rank makes no group, as epo_fail_text() says.  `open` returns it, too, when
+     * it has told those who wait for this rank. */
+    epo_status wrong;
 } epo_backend_config;
 
 typedef struct epo_backend_info {

@@ -128,8 +128,8 @@ static epo_status check_config(const epo_group_config *c) {
     return status;
 }
 
-static epo_status open_backend(epo_group *g, const epo_group_config *c) {
-    epo_backend_config config = {
+static epo_backend_config backend_config(const epo_group_config *c) {
+    return (epo_backend_config){
         .rank = c->rank,
         .ranks = c->ranks,
         .members = c->members,
@@ -139,8 +139,20 @@ static epo_status open_backend(epo_group *g, const epo_group_config *c) {
         .timeout_s = c->timeout_s > 0 ? c->timeout_s : DEFAULT_TIMEOUT_S,
         .warn_s = c->warn_s > 0 ? c->warn_s : DEFAULT_WARN_S,
         .nccl_comm = c->nccl_comm,
-        .overlap = g->overlap,
+        .overlap = c->overlap == EPO_ON,
     };
+}
+
+/* Without memory for a group there is still the way to tell the others. */
+static epo_status refuse(const epo_group_config *c, epo_status wrong) {
+    epo_backend_config config = backend_config(c);
+    epo_backend *none = NULL;
+    config.wrong = wrong;
+    return epo_backend_get()->open(&config, &none);
+}
+
+static epo_status open_backend(epo_group *g, const epo_group_config *c) {
+    const epo_backend_config config = backend_config(c);
     epo_status status = g->ops->open(&config, &g->be);
     if (status != EPO_OK)
         return status;
@@ -281,7 +293,7 @@ epo_status moe_group_create(const epo_engine_group *given, epo_group **out) {
     epo_group *g = calloc(1, sizeof *g);
     if (g == NULL || (g->reason = strdup(given->reason != NULL ? given->reason : "")) == NULL) {
         group_free(g, true);
-        return epo_fail(EPO_E_NOMEM, "memory: need %zu bytes for a group", sizeof *g);
+        return refuse(&c, epo_fail(EPO_E_NOMEM, "memory: need %zu bytes for a group", sizeof *g));
     }
     g->object.engine = &moe_engine;
     g->ops = epo_backend_get();

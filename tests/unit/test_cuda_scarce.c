@@ -229,6 +229,7 @@ static void each_call_fails(fake_kind kind, meeting way, long step) {
     long calls = 1, survived = 0;
     for (long at = 0; at < calls; at += at == 0 ? (first < step ? first : step) : step) {
         member m[RANKS] = {{0}};
+        threads_end();
         fake_cuda_fail(kind, 1, at == 0 ? -1 : at - 1);
         run(m, way);
         if (at == 0)
@@ -288,6 +289,7 @@ static void stays_busy(fake_busy begin, fake_busy then) {
     for (int w = 0; w < WAYS_HERE; w++) {
         member m[RANKS] = {{.then = then, .brief = begin != FAKE_IDLE},
                            {.then = then, .brief = begin != FAKE_IDLE}};
+        threads_end();
         fake_cuda_busy(begin);
         run(m, (meeting)w);
         for (int r = 0; r < RANKS; r++) {

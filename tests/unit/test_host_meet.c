@@ -12,6 +12,7 @@
 #include "backend/meet.h"
 
 #include <poll.h>
+#include <pthread.h>
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/socket.h>
@@ -111,6 +112,72 @@ static void a_meeting_shares_and_tells_who_is_lost(void) {
     procs_free(all);
 }
 
+/* A rank that has no memory for a group, whichever it is, comes to say so: nobody waits for the
+ * limit, and all know why.  Then they make the next one. */
+static void meet_without(procs *all, proc *me) {
+    const epo_backend_ops *ops = epo_backend_get();
+    epo_backend *be = NULL;
+    if (me->mark)
+        me->config.wrong = epo_fail(EPO_E_NOMEM, "need 648 bytes");
+    const epo_status status = ops->open(&me->config, &be);
+    EXPECT(me, status == EPO_E_NOMEM && be == NULL);
+    EXPECT(me, text_has(epo_fail_text(), "need 648 bytes"));
+    for (int r = 0; r < all->n; r++) {
+        char name[16];
+        snprintf(name, sizeof name, "rank %d", r);
+        EXPECT(me, me->mark || !all->p[r].mark || text_has(epo_fail_text(), name));
+    }
+    me->config.wrong = EPO_OK;
+    EXPECT(me, ops->open(&me->config, &be) == EPO_OK);
+    ops->close(be, false);
+}
+
+static void a_rank_without_memory_tells_the_others(void) {
+    for (int r = 0; r < 3; r++) {
+        procs *all = procs_new(3, 30.0, meet_without);
+        all->p[r].mark = 1;
+        CU_ASSERT_TRUE(procs_run(all));
+        CU_ASSERT_EQUAL(procs_failures(all), 0);
+        procs_free(all);
+    }
+}
+
+typedef struct member {
+    epo_world *world;
+    proc p;
+    procs *all;
+} member;
+
+static void *member_main(void *arg) {
+    member *m = arg;
+    m->p.config.threads = m->world;
+    meet_without(m->all, &m->p);
+    return NULL;
+}
+
+/* The one that refuses comes first, in between, or last. */
+static void a_thread_without_memory_tells_the_others(void) {
+    for (int wrong = 0; wrong < 3; wrong++) {
+        procs *all = procs_new(3, 30.0, meet_without);
+        pthread_t thread[3];
+        member m[3];
+        epo_world *world = NULL;
+        CU_ASSERT_EQUAL_FATAL(epo_backend_get()->world_create(3, &world), EPO_OK);
+        all->p[wrong].mark = 1;
+        for (int r = 0; r < 3; r++) {
+            m[r] = (member){world, all->p[r], all};
+            CU_ASSERT_EQUAL_FATAL(pthread_create(&thread[r], NULL, member_main, &m[r]), 0);
+            nap_ms(5);
+        }
+        for (int r = 0; r < 3; r++) {
+            pthread_join(thread[r], NULL);
+            CU_ASSERT_EQUAL(m[r].p.failures, 0);
+        }
+        epo_backend_get()->world_destroy(world);
+        procs_free(all);
+    }
+}
+
 /* Told when it is made, not by a signal when it is written to. */
 static void a_small_dev_shm(procs *all, proc *me) {
     (void)all;
@@ -185,6 +252,8 @@ static void strangers_who_keep_coming(void) {
 int main(void) {
     const CU_TestInfo tests[] = {
         {"a meeting shares memory and tells who is lost", a_meeting_shares_and_tells_who_is_lost},
+        {"a rank without memory tells the others", a_rank_without_memory_tells_the_others},
+        {"a thread without memory tells the others", a_thread_without_memory_tells_the_others},
         {"a /dev/shm that is too small", dev_shm_is_too_small},
         {"strangers who keep coming", strangers_who_keep_coming},
         CU_TEST_INFO_NULL,

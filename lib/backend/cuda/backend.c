@@ -265,11 +265,22 @@ static epo_status backend_meet(const epo_backend_config *given, gpu_meet **out) 
     return status;
 }
 
+/* This rank makes no group, and those who wait for it hear of it. */
+static epo_status backend_refuse(const epo_backend_config *given) {
+    epo_backend_config config = *given;
+    gpu_meet *none = NULL;
+    if (config.wrong == EPO_OK)
+        config.wrong = epo_fail(EPO_E_NOMEM, "no memory for the backend");
+    return backend_meet(&config, &none);
+}
+
 static epo_status backend_open(const epo_backend_config *config, epo_backend **out) {
     char why[160] = "";
     epo_backend *be = calloc(1, sizeof *be);
-    if (be == NULL)
-        return epo_fail(EPO_E_NOMEM, "no memory for the backend");
+    if (be == NULL || config->wrong != EPO_OK) {
+        free(be);
+        return backend_refuse(config);
+    }
     pthread_mutex_init(&be->lock, NULL);
     be->timeout_s = config->timeout_s;
     be->warn_s = config->warn_s;

@@ -48,6 +48,7 @@ typedef struct world_room {
     meet_room *room;
     int ranks, joined;
     int members[MEET_RANKS];
+    bool here[MEET_RANKS];
 } world_room;
 
 struct epo_world {
@@ -55,6 +56,7 @@ struct epo_world {
     int ranks;
     pthread_mutex_t lock;
     world_room *rooms; /* being filled */
+    world_room *spare; /* to refuse in, where there is no memory for another */
 };
 
 /* How a rank fares in a step that all take. */
@@ -62,6 +64,29 @@ typedef struct verdict {
     int32_t status;
     char text[252];
 } verdict;
+
+/* The others want to know whose failure it is. */
+static void meet_named(int rank, const char *text, char *out, size_t size) {
+    if (strncmp(text, "rank ", 5) == 0) /* it says so */
+        snprintf(out, size, "%s", text);
+    else
+        snprintf(out, size, "rank %d: %s", rank, text);
+}
+
+/* The first error among verdicts so many bytes apart. */
+static epo_status verdict_find(int ranks, const verdict *first, size_t apart) {
+    char text[EPO_ERROR_MAX], why[sizeof first->text];
+    for (int r = 0; r < ranks; r++) {
+        const verdict *v = (const void *)((const char *)first + (size_t)r * apart);
+        if (v->status == EPO_OK)
+            continue;
+        /* it may come from another machine */
+        snprintf(why, sizeof why, "%.*s", (int)sizeof v->text - 1, v->text);
+        meet_named(r, why, text, sizeof text);
+        return epo_fail(EPO_E_PEER, "%s", text);
+    }
+    return EPO_OK;
+}
 
 struct gpu_meet {
     int rank, ranks;
@@ -87,6 +112,15 @@ static uint64_t room_bytes(int ranks) {
 
 /* ---- threads ---- */
 
+static world_room *room_new(int ranks) {
+    world_room *r = calloc(1, sizeof *r);
+    if (r == NULL || (r->room = calloc(1, room_bytes(ranks))) == NULL) {
+        free(r);
+        return NULL;
+    }
+    return r;
+}
+
 epo_status gpu_world_create(int ranks, epo_world **out) {
     if (ranks < 1 || ranks > MEET_RANKS)
         return epo_fail(EPO_E_ARG, "epo_world_create: ranks: found %d, allowed 1..%d", ranks,
@@ -94,10 +128,20 @@ epo_status gpu_world_create(int ranks, epo_world **out) {
     epo_world *w = calloc(1, sizeof *w);
     if (w == NULL)
         return epo_fail(EPO_E_NOMEM, "epo_world_create: no memory");
+    w->spare = room_new(ranks);
+    if (w->spare == NULL) {
+        free(w);
+        return epo_fail(EPO_E_NOMEM, "epo_world_create: no memory");
+    }
     w->ranks = ranks;
     pthread_mutex_init(&w->lock, NULL);
     *out = w;
     return EPO_OK;
+}
+
+static void room_leave(meet_room *room, int users) {
+    if (atomic_fetch_sub(&room->users, users) == users)
+        free(room);
 }
 
 void gpu_world_destroy(epo_world *w) {
@@ -106,8 +150,12 @@ void gpu_world_destroy(epo_world *w) {
     while (w->rooms != NULL) {
         world_room *r = w->rooms;
         w->rooms = r->next;
+        room_leave(r->room, r->ranks - r->joined); /* who never came */
         free(r);
     }
+    if (w->spare != NULL)
+        free(w->spare->room);
+    free(w->spare);
     pthread_mutex_destroy(&w->lock);
     free(w);
 }
@@ -116,8 +164,8 @@ static int config_member(const epo_backend_config *c, int i) {
     return c->members != NULL ? c->members[i] : i;
 }
 
-static bool room_fits(const world_room *r, const epo_backend_config *c, int ranks) {
-    if (r->ranks != ranks)
+static bool room_fits(const world_room *r, const epo_backend_config *c, int rank, int ranks) {
+    if (r->ranks != ranks || r->here[rank])
         return false;
     for (int i = 0; i < ranks; i++)
         if (r->members[i] != config_member(c, i))
@@ -125,47 +173,54 @@ static bool room_fits(const world_room *r, const epo_backend_config *c, int rank
     return true;
 }
 
-static world_room *room_add(epo_world *w, const epo_backend_config *c, int ranks) {
-    world_room *r = calloc(1, sizeof *r);
+/* Without memory it is one in which all are refused. */
+static world_room *room_add(epo_world *w, const epo_backend_config *c, int ranks, bool *refused) {
+    world_room *r = room_new(ranks);
+    if (r == NULL) {
+        *refused = true;
+        r = w->spare;
+        w->spare = NULL;
+    }
     if (r == NULL)
         return NULL;
-    r->room = calloc(1, room_bytes(ranks));
-    if (r->room == NULL) {
-        free(r);
-        return NULL;
-    }
     r->room->ranks = ranks;
     r->ranks = ranks;
     for (int i = 0; i < ranks; i++)
         r->members[i] = config_member(c, i);
     atomic_store(&r->room->users, ranks);
-    r->next = w->rooms;
-    w->rooms = r;
+    world_room **last = &w->rooms; /* who comes joins the first that lacks him */
+    while (*last != NULL)
+        last = &(*last)->next;
+    *last = r;
     return r;
 }
 
-static epo_status meet_threads(const epo_backend_config *c, gpu_meet *m) {
+static epo_status meet_threads(const epo_backend_config *c, gpu_meet *m, epo_status wrong) {
     epo_world *w = c->threads;
+    bool refused = false;
     pthread_mutex_lock(&w->lock);
     world_room **at = &w->rooms;
-    while (*at != NULL && !room_fits(*at, c, m->ranks))
+    while (*at != NULL && !room_fits(*at, c, m->rank, m->ranks))
         at = &(*at)->next;
     world_room *r = *at;
-    if (r == NULL) {
-        r = room_add(w, c, m->ranks);
-        at = &w->rooms;
-    }
+    if (r == NULL)
+        r = room_add(w, c, m->ranks, &refused); /* at *at: the end */
     if (r != NULL) {
         m->room = r->room;
+        r->here[m->rank] = true;
         if (++r->joined == r->ranks) { /* full: the next group gets a new room */
             *at = r->next;
             free(r);
         }
     }
     pthread_mutex_unlock(&w->lock);
-    return m->room != NULL
-               ? EPO_OK
-               : epo_fail(EPO_E_NOMEM, "rank %d: no memory to meet %d ranks", m->rank, m->ranks);
+    if (wrong == EPO_OK && (refused || m->room == NULL))
+        wrong = epo_fail(EPO_E_NOMEM, "rank %d: no memory to meet %d ranks", m->rank, m->ranks);
+    if (wrong != EPO_OK && m->room != NULL) {
+        gpu_meet_abort(m, wrong, epo_fail_text());
+        room_leave(m->room, 1);
+    }
+    return wrong;
 }
 
 /* ---- processes ---- */
@@ -220,25 +275,30 @@ typedef struct meet_card {
     void *address;
 } meet_card;
 
-static epo_status meet_processes(const epo_backend_config *c, gpu_meet *m) {
+static epo_status meet_processes(const epo_backend_config *c, gpu_meet *m, epo_status wrong) {
+    epo_backend_config config = *c;
     void *block = NULL;
-    epo_status status = epo_meet(c, m->room_bytes, &m->meeting, &block);
+    config.wrong = wrong;
+    epo_status status = epo_meet(&config, m->room_bytes, &m->meeting, &block);
     m->room = block;
     return status;
 }
 
 /* ---- processes of several machines ---- */
 
-/* Which machine, and which node the tests play. */
+/* Which machine, and whether this rank makes a group. */
 typedef struct place_card {
     char boot[40];
-    char ok;
+    verdict verdict;
 } place_card;
 
-static void place_fill(place_card *card) {
+static void place_fill(place_card *card, epo_status wrong) {
     FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
     memset(card, 0, sizeof *card);
-    card->ok = 1;
+    card->verdict.status = (int32_t)wrong;
+    if (wrong != EPO_OK)
+        snprintf(card->verdict.text, sizeof card->verdict.text, "%.*s",
+                 (int)sizeof card->verdict.text - 1, epo_fail_text());
     if (f == NULL)
         return;
     if (fgets(card->boot, sizeof card->boot, f) == NULL)
@@ -247,18 +307,21 @@ static void place_fill(place_card *card) {
 }
 
 /* Are the ranks on several machines?  Then *nodes is how many, and the same everywhere. */
-static epo_status meet_places(const epo_backend_config *c, const gpu_meet *m, int *nodes) {
+static epo_status meet_places(const epo_backend_config *c, const gpu_meet *m, epo_status wrong,
+                              int *nodes) {
     const char *apart = getenv(EPO_ENV_NODES_APART);
     int node[MEET_RANKS], known = 0;
-    place_card mine, *all = calloc((size_t)m->ranks, sizeof *all);
+    place_card mine, all[MEET_RANKS]; /* no memory that could be lacking: the others wait */
     *nodes = 1;
-    if (all == NULL)
-        return epo_fail(EPO_E_NOMEM, "rank %d: no memory to meet %d ranks", m->rank, m->ranks);
-    place_fill(&mine);
+    place_fill(&mine, wrong);
     epo_status status =
         c->bootstrap->allgather(c->bootstrap->ctx, &mine, sizeof mine, all) == 0
             ? EPO_OK
             : epo_fail(EPO_E_PEER, "rank %d: the caller's bootstrap failed", m->rank);
+    if (wrong != EPO_OK)
+        return epo_fail(wrong, "%.*s", (int)sizeof mine.verdict.text - 1, mine.verdict.text);
+    if (status == EPO_OK)
+        status = verdict_find(m->ranks, &all[0].verdict, sizeof all[0]);
     for (int r = 0; r < m->ranks && status == EPO_OK; r++) {
         node[r] = r;
         for (int q = 0; q < r && node[r] == r; q++)
@@ -266,7 +329,6 @@ static epo_status meet_places(const epo_backend_config *c, const gpu_meet *m, in
                 node[r] = node[q];
         known += node[r] == r;
     }
-    free(all);
     if (status == EPO_OK && known > 1) {
         *nodes = epo_nodes_count(node, NULL, m->ranks);
         if (*nodes == 0)
@@ -293,18 +355,16 @@ static epo_status meet_far(const epo_backend_config *c, gpu_meet *m, int nodes) 
 }
 
 /* With a bootstrap the ranks may be anywhere. */
-static epo_status meet_anywhere(const epo_backend_config *c, gpu_meet *m) {
+static epo_status meet_anywhere(const epo_backend_config *c, gpu_meet *m, epo_status wrong) {
     int nodes = 1;
-    epo_status status = c->bootstrap != NULL ? meet_places(c, m, &nodes) : EPO_OK;
+    epo_status status = c->bootstrap != NULL ? meet_places(c, m, wrong, &nodes) : EPO_OK;
     if (status != EPO_OK)
         return status;
-    return nodes > 1 ? meet_far(c, m, nodes) : meet_processes(c, m);
+    return nodes > 1 ? meet_far(c, m, nodes) : meet_processes(c, m, wrong);
 }
 
-epo_status gpu_meet_open(const epo_backend_config *c, gpu_meet **out) {
-    gpu_meet *m = calloc(1, sizeof *m);
-    if (m == NULL)
-        return epo_fail(EPO_E_NOMEM, "no memory to meet the ranks");
+static void meet_place(const epo_backend_config *c, gpu_meet *m) {
+    memset(m, 0, sizeof *m);
     m->ranks = c->members != NULL ? c->nmembers : c->ranks;
     m->rank = c->rank;
     for (int i = 0; c->members != NULL && i < c->nmembers; i++)
@@ -313,26 +373,39 @@ epo_status gpu_meet_open(const epo_backend_config *c, gpu_meet **out) {
     m->timeout_s = c->timeout_s;
     m->threads = c->threads != NULL;
     m->room_bytes = room_bytes(m->ranks);
-    epo_status status = EPO_OK;
+}
+
+static epo_status meet_ranks(const epo_backend_config *c, gpu_meet *m, epo_status wrong) {
     if (m->ranks > MEET_RANKS)
-        status = epo_fail(EPO_E_ARG, "ranks: found %d, allowed 1..%d", m->ranks, MEET_RANKS);
-    else if ((m->verdicts = calloc((size_t)m->ranks, sizeof *m->verdicts)) == NULL)
-        status = epo_fail(EPO_E_NOMEM, "rank %d: no memory to meet %d ranks", m->rank, m->ranks);
-    else if (c->threads != NULL)
-        status = meet_threads(c, m);
-    else if (m->ranks > 1)
-        status = meet_anywhere(c, m);
-    else
-        m->room = calloc(1, m->room_bytes);
-    if (status == EPO_OK && m->room == NULL)
-        status = epo_fail(EPO_E_NOMEM, "rank %d: no memory for a group", m->rank);
-    if (status != EPO_OK) {
+        return epo_fail(EPO_E_ARG, "ranks: found %d, allowed 1..%d", m->ranks, MEET_RANKS);
+    if (m->rank < 0 || m->rank >= m->ranks)
+        return epo_fail(EPO_E_ARG, "rank %d is not in the group of %d ranks", c->rank, m->ranks);
+    if (c->threads != NULL)
+        return meet_threads(c, m, wrong);
+    if (m->ranks > 1)
+        return meet_anywhere(c, m, wrong);
+    if (wrong == EPO_OK && (m->room = calloc(1, m->room_bytes)) == NULL)
+        return epo_fail(EPO_E_NOMEM, "rank %d: no memory for a group", m->rank);
+    return wrong;
+}
+
+epo_status gpu_meet_open(const epo_backend_config *c, gpu_meet **out) {
+    gpu_meet here; /* who has no memory for more tells the others all the same */
+    gpu_meet *made = calloc(1, sizeof *made), *m = made != NULL ? made : &here;
+    epo_status wrong = c->wrong;
+    meet_place(c, m);
+    if (made != NULL && m->ranks > 0)
+        m->verdicts = calloc((size_t)m->ranks, sizeof *m->verdicts);
+    if (m->verdicts == NULL && wrong == EPO_OK)
+        wrong = epo_fail(EPO_E_NOMEM, "rank %d: no memory to meet the ranks", c->rank);
+    epo_status status = meet_ranks(c, m, wrong);
+    if (status != EPO_OK || made == NULL) {
         epo_far_close(m->far);
         free(m->verdicts);
-        free(m);
+        free(made);
         return status;
     }
-    *out = m;
+    *out = made;
     return EPO_OK;
 }
 
@@ -344,7 +417,9 @@ void gpu_meet_close(gpu_meet *m, bool broken) {
         epo_meeting_end(m->meeting);
     else if (m->far != NULL)
         munmap(m->room, m->room_bytes);
-    else if (!m->threads || atomic_fetch_sub(&m->room->users, 1) == 1)
+    else if (m->threads)
+        room_leave(m->room, 1);
+    else
         free(m->room);
     epo_far_close(m->far);
     free(m->verdicts);
@@ -356,14 +431,6 @@ int gpu_meet_nodes(const gpu_meet *m) { return m->nodes; }
 int gpu_meet_rank(const gpu_meet *m) { return m->rank; }
 int gpu_meet_ranks(const gpu_meet *m) { return m->ranks; }
 bool gpu_meet_threads(const gpu_meet *m) { return m->threads; }
-
-/* The others want to know whose failure it is. */
-static void meet_named(int rank, const char *text, char *out, size_t size) {
-    if (strncmp(text, "rank ", 5) == 0) /* it says so */
-        snprintf(out, size, "%s", text);
-    else
-        snprintf(out, size, "rank %d: %s", rank, text);
-}
 
 void gpu_meet_abort(gpu_meet *m, epo_status status, const char *text) {
     uint32_t none = 0;
@@ -555,15 +622,7 @@ epo_status gpu_meet_agree(gpu_meet *m, epo_status mine) {
         return epo_fail(mine, "%s", text);
     if (met != EPO_OK)
         return met;
-    for (int r = 0; r < m->ranks; r++) {
-        verdict *v = &m->verdicts[r];
-        v->text[sizeof v->text - 1] = '\0'; /* it may come from another machine */
-        if (v->status == EPO_OK)
-            continue;
-        meet_named(r, v->text, text, sizeof text);
-        return epo_fail(EPO_E_PEER, "%s", text);
-    }
-    return EPO_OK;
+    return verdict_find(m->ranks, m->verdicts, sizeof *m->verdicts);
 }
 
 epo_status gpu_meet_shared(gpu_meet *m, uint64_t bytes, void **out) {

@@ -8,6 +8,7 @@
 #include "backend/host/join.h"
 #include "backend/meet.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -28,6 +29,20 @@ static epo_status backend_meet(epo_backend *be, const epo_backend_config *c, con
         return status;
     }
     return host_join_ranks(p, &be->join, &be->shared);
+}
+
+/* This rank makes no group, and those who wait for it hear of it. */
+static epo_status backend_refuse(const epo_backend_config *c, const host_place *p) {
+    struct host_meeting *meeting = NULL;
+    struct host_join *join = NULL;
+    host_shared *shared = NULL;
+    char why[sizeof p->why];
+    snprintf(why, sizeof why, "%s", p->why);
+    if (c->threads != NULL)
+        (void)host_world_join(c->threads, p, &meeting, &shared);
+    else if (p->ranks > 1)
+        (void)host_join_ranks(p, &join, &shared);
+    return epo_fail(p->wrong, "%s", why);
 }
 
 static void backend_part(epo_backend *be) {
@@ -76,6 +91,7 @@ static void backend_free(epo_backend *be) {
 
 static epo_status host_open(const epo_backend_config *config, epo_backend **out) {
     host_place place;
+    char text[EPO_ERROR_MAX];
     if (config->nccl_comm != NULL)
         return epo_fail(EPO_E_UNSUPPORTED, "the host engine cannot use an NCCL communicator");
     epo_status status = host_place_find(config, &place);
@@ -87,8 +103,14 @@ static epo_status host_open(const epo_backend_config *config, epo_backend **out)
     if (status != EPO_OK)
         return status;
     epo_backend *be = backend_new(&place);
-    if (be == NULL)
-        return epo_fail(EPO_E_NOMEM, "a group: need %zu bytes, have none", sizeof *be);
+    if (be == NULL && place.wrong == EPO_OK)
+        host_place_refuse(&place,
+                          epo_fail(EPO_E_NOMEM, "a group: need %zu bytes, have none", sizeof *be));
+    if (place.wrong != EPO_OK) {
+        if (be != NULL)
+            backend_free(be);
+        return backend_refuse(config, &place);
+    }
     be->info.nodes = nodes;
     status = backend_meet(be, config, &place);
     if (status != EPO_OK)
@@ -106,7 +128,10 @@ static epo_status host_open(const epo_backend_config *config, epo_backend **out)
     return EPO_OK;
 
 stop_workers:
+    snprintf(text, sizeof text, "%s", epo_fail_text());
+    host_break(be, status, "%s", text); /* the others need not wait */
     host_workers_stop(be);
+    epo_fail(status, "%s", text);
     backend_part(be);
 free_backend:
     backend_free(be);

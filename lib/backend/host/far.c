@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #define FAR_TEXT 256
+#define FAR_RANKS 256
 enum { FAR_DATA = 1, FAR_FAIL = 2 };
 
 typedef struct far_head {
@@ -80,14 +81,11 @@ static epo_status far_join(epo_far *f, const far_card *card) {
         f->rank, card->port, f->timeout_s);
 }
 
-epo_status epo_far_open(const epo_bootstrap *bootstrap, int rank, int ranks, double timeout_s,
-                        epo_far **out) {
+static epo_far *far_new(int rank, int ranks, double timeout_s) {
     epo_far *f = calloc(1, sizeof *f);
-    far_card card = {.count = 0}, *all = calloc((size_t)ranks, sizeof *all);
-    if (f == NULL || all == NULL || (f->fd = malloc((size_t)ranks * sizeof *f->fd)) == NULL) {
+    if (f == NULL || (f->fd = malloc((size_t)ranks * sizeof *f->fd)) == NULL) {
         free(f);
-        free(all);
-        return epo_fail(EPO_E_NOMEM, "rank %d: no memory for %d ranks", rank, ranks);
+        return NULL;
     }
     f->rank = rank;
     f->ranks = ranks;
@@ -96,15 +94,43 @@ epo_status epo_far_open(const epo_bootstrap *bootstrap, int rank, int ranks, dou
     pthread_mutex_init(&f->sending, NULL);
     for (int r = 0; r < ranks; r++)
         f->fd[r] = -1;
-    epo_status status = rank == 0 ? far_listen(&card, &f->listener) : EPO_OK;
-    card.status = (int32_t)status;
-    if (bootstrap->allgather(bootstrap->ctx, &card, sizeof card, all) != 0)
-        status = epo_fail(EPO_E_PEER, "rank %d: the caller's bootstrap failed", rank);
-    else if (all[0].status != EPO_OK && rank != 0)
-        status = epo_fail(EPO_E_PEER, "rank 0 cannot listen for ranks of other machines");
+    return f;
+}
+
+/* Everybody's card; rank 0's goes to *zero, and the first that is in error is everybody's. */
+static epo_status far_cards(const epo_bootstrap *bootstrap, int rank, int ranks, epo_status mine,
+                            far_card *card, far_card *zero) {
+    far_card all[FAR_RANKS]; /* no memory that could be lacking: the others wait */
+    if (ranks > FAR_RANKS)
+        return epo_fail(EPO_E_ARG, "ranks: found %d, allowed 1..%d", ranks, FAR_RANKS);
+    char text[EPO_ERROR_MAX];
+    snprintf(text, sizeof text, "%s", epo_fail_text());
+    card->status = (int32_t)mine;
+    if (mine != EPO_OK)
+        snprintf(card->why, sizeof card->why, "%.*s", (int)sizeof card->why - 1, text);
+    const int rc = bootstrap->allgather(bootstrap->ctx, card, sizeof *card, all);
+    if (mine != EPO_OK)
+        return epo_fail(mine, "%s", text);
+    if (rc != 0)
+        return epo_fail(EPO_E_PEER, "rank %d: the caller's bootstrap failed", rank);
+    for (int r = 0; r < ranks; r++)
+        if (all[r].status != EPO_OK)
+            return epo_fail(EPO_E_PEER, "%.*s", (int)sizeof all[r].why - 1, all[r].why);
+    *zero = all[0];
+    return EPO_OK;
+}
+
+epo_status epo_far_open(const epo_bootstrap *bootstrap, int rank, int ranks, double timeout_s,
+                        epo_far **out) {
+    far_card card = {.count = 0}, zero;
+    epo_far *f = far_new(rank, ranks, timeout_s);
+    epo_status status =
+        f == NULL ? epo_fail(EPO_E_NOMEM, "rank %d: no memory for %d ranks", rank, ranks) : EPO_OK;
+    if (status == EPO_OK && rank == 0)
+        status = far_listen(&card, &f->listener);
+    status = far_cards(bootstrap, rank, ranks, status, &card, &zero);
     if (status == EPO_OK)
-        status = rank == 0 ? far_gather_ranks(f, &card) : far_join(f, &all[0]);
-    free(all);
+        status = rank == 0 ? far_gather_ranks(f, &card) : far_join(f, &zero);
     if (status != EPO_OK) {
         epo_far_close(f);
         return status;

@@ -20,7 +20,8 @@ typedef struct far_card {
     uint32_t address[FAR_ADDRESSES]; /* IPv4, network order */
     uint16_t port;
     uint16_t count;
-    int32_t status;
+    int32_t status; /* of whoever gives the card, and why */
+    char why[120];
 } far_card;
 
 double far_now(void);

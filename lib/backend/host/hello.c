@@ -43,6 +43,8 @@ void host_hello_make(const host_place *place, host_hello *out) {
         out->has_boot = fscanf(f, "%39s", out->boot) == 1;
         fclose(f);
     }
+    out->wrong = (int32_t)place->wrong;
+    memcpy(out->why, place->why, sizeof out->why);
     hello_node(out->node, sizeof out->node);
     if (getrandom(&out->nonce, sizeof out->nonce, 0) != (ssize_t)sizeof out->nonce)
         out->nonce = (uint64_t)host_now_ns() ^ (uint64_t)getpid() << 40;
@@ -63,6 +65,9 @@ epo_status host_hello_check(const host_hello *zero, const host_hello *other) {
         return epo_fail(EPO_E_VERSION,
                         "versions differ: %s has %.15s, ABI %u; %s has %.15s, ABI %u", a,
                         zero->version, zero->abi, b, other->version, other->abi);
+    if (other->wrong > EPO_OK && other->wrong <= EPO_E_VERSION)
+        return epo_fail((epo_status)other->wrong, "%s made no group: %.*s", b, HOST_WHY_MAX - 1,
+                        other->why);
     if (zero->has_boot && other->has_boot && strcmp(zero->boot, other->boot) != 0)
         return epo_fail(EPO_E_UNSUPPORTED,
                         "%s and %s are on different machines; the ranks of a group must be on one: "

@@ -21,6 +21,8 @@ typedef struct host_hello {
     double link_gbs, link_us;
     char boot[40];
     char node[HOST_NODE_MAX];
+    int32_t wrong; /* not EPO_OK: it makes no group, */
+    char why[HOST_WHY_MAX];
 } host_hello;
 
 void host_hello_make(const host_place *place, host_hello *out);

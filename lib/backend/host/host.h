@@ -24,6 +24,7 @@
 #define HOST_RANKS_MAX 256
 #define HOST_TEXT_MAX 512
 #define HOST_NODE_MAX 64
+#define HOST_WHY_MAX 128
 #define HOST_SLICE_NS INT64_C(50000000)  /* peers' lives and limits are looked at this often */
 #define HOST_TURNS 16                    /* collective calls that are kept of each rank */
 #define HOST_SCRATCH (UINT64_C(1) << 20) /* collectives, per rank and half */
@@ -152,6 +153,8 @@ typedef struct host_place {
     const epo_bootstrap *bootstrap;
     host_link link;
     int64_t timeout_ns, warn_ns;
+    epo_status wrong; /* as in the configuration, and why */
+    char why[HOST_WHY_MAX];
 } host_place;
 
 typedef struct host_record host_record;
@@ -243,6 +246,8 @@ const char *host_peer_name(const host_shared *shared, int rank, char *text, size
 /* ---- place.c: where this rank stands */
 
 epo_status host_place_find(const epo_backend_config *config, host_place *place);
+/* This rank makes no group, for the reason in epo_fail_text(): whoever joins tells the others. */
+void host_place_refuse(host_place *place, epo_status wrong);
 
 /* ---- world.c, rendezvous.c: how ranks meet ----------------------------- */
 

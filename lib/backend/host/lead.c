@@ -287,7 +287,9 @@ epo_status host_join_lead(const host_place *place, const host_hello *me, const h
         return lead_second(me, name, holder);
     if (status != EPO_OK)
         return status;
-    status = lead_gather(&l);
+    status = host_hello_check(me, me); /* it may make no group itself */
+    if (status == EPO_OK)
+        status = lead_gather(&l);
     if (status == EPO_OK)
         status = lead_welcome(&l, shared);
     if (status == EPO_OK)

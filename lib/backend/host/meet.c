@@ -22,22 +22,28 @@ struct epo_meeting {
 
 epo_status epo_meet(const epo_backend_config *config, uint64_t bytes, epo_meeting **out,
                     void **block) {
+    host_place place;
+    struct host_join *join = NULL;
+    host_shared *shared = NULL;
+    epo_status status = host_place_find(config, &place);
+    if (status != EPO_OK)
+        return status;
+    const uint64_t have = host_shared_bytes(place.ranks) - sizeof(host_shared);
+    if (bytes > have)
+        return epo_fail(EPO_E_ARG, "a group's block: need %" PRIu64 " bytes, have %" PRIu64, bytes,
+                        have);
     epo_meeting *m = calloc(1, sizeof *m);
-    if (m == NULL)
-        return epo_fail(EPO_E_NOMEM, "a group: need %zu bytes, have none", sizeof *m);
-    epo_status status = host_place_find(config, &m->place);
-    if (status == EPO_OK) {
-        uint64_t have = host_shared_bytes(m->place.ranks) - sizeof(host_shared);
-        if (bytes > have)
-            status = epo_fail(EPO_E_ARG, "a group's block: need %" PRIu64 " bytes, have %" PRIu64,
-                              bytes, have);
-    }
-    if (status == EPO_OK)
-        status = host_join_ranks(&m->place, &m->join, &m->shared);
-    if (status != EPO_OK) {
+    if (m == NULL && place.wrong == EPO_OK)
+        host_place_refuse(&place,
+                          epo_fail(EPO_E_NOMEM, "a group: need %zu bytes, have none", sizeof *m));
+    status = host_join_ranks(&place, &join, &shared);
+    if (status != EPO_OK || m == NULL) {
         free(m);
         return status;
     }
+    m->place = place;
+    m->join = join;
+    m->shared = shared;
     *out = m;
     *block = m->shared->scratch;
     return EPO_OK;

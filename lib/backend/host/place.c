@@ -5,6 +5,7 @@
 #include "backend/host/host.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 static epo_status place_group(const epo_backend_config *c, host_place *p) {
@@ -39,6 +40,11 @@ static int64_t limit_ns(double seconds, double otherwise) {
     return s > 1e9 ? INT64_C(1000000000) * 1000000000 : (int64_t)(s * 1e9);
 }
 
+void host_place_refuse(host_place *place, epo_status wrong) {
+    place->wrong = wrong;
+    snprintf(place->why, sizeof place->why, "%.*s", (int)sizeof place->why - 1, epo_fail_text());
+}
+
 epo_status host_place_find(const epo_backend_config *c, host_place *p) {
     if (c->ranks < 1 || c->rank < 0 || c->rank >= c->ranks)
         return epo_fail(EPO_E_ARG, "rank %d of %d: allowed 0..ranks-1, at least one rank", c->rank,
@@ -47,6 +53,8 @@ epo_status host_place_find(const epo_backend_config *c, host_place *p) {
         return epo_fail(EPO_E_ARG, "limits: found %g s and %g s, allowed 0 (default) or more",
                         c->timeout_s, c->warn_s);
     memset(p, 0, sizeof *p);
+    if (c->wrong != EPO_OK)
+        host_place_refuse(p, c->wrong);
     p->world_rank = c->rank;
     p->world_ranks = c->ranks;
     p->bootstrap = c->bootstrap;

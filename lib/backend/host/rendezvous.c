@@ -105,10 +105,7 @@ static epo_status join_follow(const host_place *place, host_hello *me, const hos
 
 /* All see all, so that all refuse with the same words; the key is rank 0's. */
 static epo_status join_bootstrap(const host_place *place, const host_hello *me, uint64_t *key) {
-    host_hello *all = calloc((size_t)place->ranks, sizeof *all);
-    if (all == NULL)
-        return epo_fail(EPO_E_NOMEM, "a group: need %zu bytes, have none",
-                        (size_t)place->ranks * sizeof *all);
+    host_hello all[HOST_RANKS_MAX]; /* no memory that could be lacking: the others wait */
     epo_status status = EPO_OK;
     int rc = place->bootstrap->allgather(place->bootstrap->ctx, me, sizeof *me, all);
     if (rc != 0)
@@ -125,7 +122,6 @@ static epo_status join_bootstrap(const host_place *place, const host_hello *me, 
     }
     if (status == EPO_OK)
         *key = all[0].nonce;
-    free(all);
     return status;
 }
 
@@ -135,10 +131,13 @@ int64_t host_join_limit_ns(const host_place *place) {
     return place->timeout_ns < JOIN_LIMIT_NS ? place->timeout_ns : JOIN_LIMIT_NS;
 }
 
-epo_status host_join_ranks(const host_place *place, struct host_join **out, host_shared **shared) {
-    struct host_join *join = calloc(1, sizeof *join);
-    if (join == NULL)
-        return epo_fail(EPO_E_NOMEM, "a group: need %zu bytes, have none", sizeof *join);
+static void join_close(const struct host_join *join) {
+    for (int r = 0; r < HOST_RANKS_MAX; r++)
+        if (join->fd[r] >= 0)
+            close(join->fd[r]);
+}
+
+static epo_status join_meet(const host_place *place, struct host_join *join, host_shared **shared) {
     join->rank = place->rank;
     join->ranks = place->ranks;
     for (int r = 0; r < HOST_RANKS_MAX; r++)
@@ -155,6 +154,31 @@ epo_status host_join_ranks(const host_place *place, struct host_join **out, host
     if (status == EPO_OK)
         status = place->rank == 0 ? host_join_lead(place, &me, &name, until, join, shared)
                                   : join_follow(place, &me, &name, until, join, shared);
+    return status;
+}
+
+/* Who cannot make the group comes all the same, and says so. */
+static epo_status join_refuse(host_place *place) {
+    struct host_join here;
+    host_shared *none = NULL;
+    char why[sizeof place->why];
+    snprintf(why, sizeof why, "%s", place->why);
+    (void)join_meet(place, &here, &none);
+    join_close(&here);
+    return epo_fail(place->wrong, "%s", why);
+}
+
+epo_status host_join_ranks(const host_place *place, struct host_join **out, host_shared **shared) {
+    host_place mine = *place;
+    struct host_join *join = calloc(1, sizeof *join);
+    if (join == NULL && mine.wrong == EPO_OK)
+        host_place_refuse(
+            &mine, epo_fail(EPO_E_NOMEM, "a group: need %zu bytes, have none", sizeof *join));
+    if (mine.wrong != EPO_OK) {
+        free(join);
+        return join_refuse(&mine);
+    }
+    epo_status status = join_meet(place, join, shared);
     if (status != EPO_OK) {
         host_join_destroy(join);
         return status;
@@ -172,8 +196,6 @@ bool host_join_hung_up(const struct host_join *join, int rank) {
 void host_join_destroy(struct host_join *join) {
     if (join == NULL)
         return;
-    for (int r = 0; r < HOST_RANKS_MAX; r++)
-        if (join->fd[r] >= 0)
-            close(join->fd[r]);
+    join_close(join);
     free(join);
 }

@@ -194,5 +194,6 @@ int host_socket_hello(int fd, host_hello *out) {
     out->version[sizeof out->version - 1] = '\0';
     out->boot[sizeof out->boot - 1] = '\0';
     out->node[sizeof out->node - 1] = '\0';
+    out->why[sizeof out->why - 1] = '\0';
     return 1;
 }
