@@ -122,7 +122,7 @@ epo_status moe_layer_forward(epo_layer *layer, epo_plan *plan, const void *x, vo
     moe_forward_blocks b;
     moe_pass p;
     moe_pass_begin(&p, plan, plan->chunks, MOE_USES_DISPATCH | MOE_USES_COMBINE, stream);
-    moe_tune_start(plan);
+    moe_tune_start(plan, MOE_TUNE_FORWARD);
     moe_forward_memory(&p, layer, saved, keep, &b);
     void *rows = saved->x.ptr != NULL ? saved->x.ptr : b.x.ptr;
     moe_pass_dispatch(&p, x);
@@ -137,7 +137,7 @@ epo_status moe_layer_forward(epo_layer *layer, epo_plan *plan, const void *x, vo
     if (chained) /* behind the ways back, which begin before the chain's end */
         moe_pass_taken(&p, g->used, NULL);
     moe_pass_finish(&p, y, NULL);
-    moe_tune_stop(plan);
+    moe_tune_stop(plan, MOE_TUNE_FORWARD);
     epo_status status = moe_pass_end(&p);
     saved->source = x;
     moe_forward_blocks_put(g, &b);
@@ -210,6 +210,7 @@ epo_status moe_layer_backward(epo_layer *layer, epo_saved *saved, const void *dy
     moe_block out = {NULL, 0}, dweight = {NULL, 0};
     moe_pass p;
     moe_pass_begin(&p, plan, plan->chunks, MOE_USES_DISPATCH | MOE_USES_COMBINE, stream);
+    moe_tune_start(plan, MOE_TUNE_BACKWARD);
     moe_wgrad *w = moe_backward_memory(&p, layer, saved, &out, &dweight);
     if (w == NULL)
         return moe_pass_end(&p);
@@ -247,6 +248,7 @@ epo_status moe_layer_backward(epo_layer *layer, epo_saved *saved, const void *dy
         moe_pass_sum(&p, dx, dweights);
     moe_pass_summed(&p);
     moe_pass_let_go(&p, g->fill_done);
+    moe_tune_stop(plan, MOE_TUNE_BACKWARD);
     epo_status status = moe_pass_end(&p);
     moe_pool_put(g, &out);
     moe_pool_put(g, &dweight);

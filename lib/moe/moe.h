@@ -189,9 +189,9 @@ void moe_tune_learn(epo_buffer *b, const float *slowest);
 /* Chunks and way of a plan with at most `tokens` on a rank; tune_choice < 0: it is not a
  * measurement. */
 void moe_tune_choose(epo_plan *p, int tokens);
-/* Around a forward pass. */
-void moe_tune_start(epo_plan *plan);
-void moe_tune_stop(epo_plan *plan);
+/* Around a pass over a layer. */
+void moe_tune_start(epo_plan *plan, moe_tune_pass pass);
+void moe_tune_stop(epo_plan *plan, moe_tune_pass pass);
 
 static inline void *moe_buffer_at(const epo_buffer *buffer, uint64_t offset) {
     return (char *)buffer->group->ops->window_local(buffer->window) + offset;
@@ -279,6 +279,7 @@ struct epo_plan {
     int tokens, top_k, chunks;
     epo_way way;                 /* of rows that travel beside GEMMs */
     int tune_class, tune_choice; /* < 0: its passes are not timed */
+    moe_tune_stage tune_stage;   /* what they are timed for */
     uint64_t number;             /* among the buffer's plans: the same on all ranks */
     uint64_t rows, dropped;
     moe_padding padding;

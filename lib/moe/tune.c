@@ -4,8 +4,11 @@
  * measuring: first the number, then, where the backend has two ways, the way.
  *
  * Results do not depend on either, so real passes are the measurement: the first
- * plans of a size take the candidates in turns, and the forward passes over them are
- * timed on the device.  A size is the power of two below the largest rank's tokens.
+ * plans of a size take the candidates in turns, and the passes over them are timed on the
+ * device.  Rounds become longer, and who is behind by more than such a round can be wrong
+ * drops out; so the close ones are told apart, and none costs much until then.  A time is what
+ * a third of the passes stay below, forward and, where there are any, backward, of the slowest
+ * rank.  A size is the power of two below the largest rank's tokens.
  * Every step follows from what all ranks know (plans are collective, their records tell
  * tokens and times), so all ranks choose alike without a further exchange.
  *
@@ -23,11 +26,16 @@
 #include "core/names.h"
 
 static const int choices[MOE_TUNE_CHOICES] = {1, 2, 4, 8};
-enum { TRIALS = 3, FILE_CHUNKS_MAX = 1024 };
+enum { ROUNDS = 4, FILE_CHUNKS_MAX = 1024 };
+/* Plans of a candidate in each round; and how much slower one may be that stays: some 2.5 times
+ * what the difference of two such times varies by then, if passes vary by 3 %. */
+static const int round_trials[ROUNDS] = {3, 3, 6, 12};
+static const float round_beyond[ROUNDS] = {1.09F, 1.06F, 1.045F, 1.03F};
 /* Rows of a chunk below this never pay. */
 #define LEAST_BYTES (UINT64_C(4) << 20)
-/* More chunks than fewer, and copy engines, must win by this: a backward pass, which is not
- * measured, has more to do beside the same exchanges. */
+/* Fewer chunks are taken where they are slower by no more than this; and copy engines must win by
+ * the other. */
+#define EQUAL 1.01F
 #define WORTH 0.98F
 
 static int class_of(int tokens) {
@@ -124,7 +132,9 @@ void moe_tune_open(epo_buffer *b, bool free_choice) {
     const epo_backend_ops *ops = b->group->ops;
     const bool able = b->group->overlap && ops->mark != NULL && !b->replays;
     memset(&b->tune, 0, sizeof b->tune);
-    b->tune.due = b->tune.running = -1;
+    b->tune.due = -1;
+    for (int i = 0; i < MOE_TUNE_PASSES; i++)
+        b->tune.timer[i].running = -1;
     /* flex counts its rows by chunk before the plan's number is known. */
     b->tune.free = able && free_choice && b->dispatcher == EPO_DISPATCH_ALLTOALL;
     b->tune.ways = able && (ways_of(b) & (ways_of(b) - 1)) != 0;
@@ -143,45 +153,95 @@ uint32_t moe_tune_digest(const epo_buffer *b) {
 }
 
 void moe_tune_close(epo_buffer *b) {
-    for (int i = 0; i < 2; i++)
-        if (b->tune.mark[i] != NULL)
-            b->group->ops->event_destroy(b->group->be, b->tune.mark[i]);
+    for (int i = 0; i < 2 * MOE_TUNE_PASSES; i++)
+        if (b->tune.timer[i / 2].mark[i % 2] != NULL)
+            b->group->ops->event_destroy(b->group->be, b->tune.timer[i / 2].mark[i % 2]);
+}
+
+static void sample_add(moe_tune_samples *took, float seconds) {
+    int at = took->count;
+    if (at == MOE_TUNE_SAMPLES)
+        return;
+    for (; at > 0 && took->seconds[at - 1] > seconds; at--)
+        took->seconds[at] = took->seconds[at - 1];
+    took->seconds[at] = seconds;
+    took->count++;
+}
+
+/* What a third of the passes stay below: late ones do not show in it. */
+static float typical(const moe_tune_samples *took) {
+    return took->count > 0 ? took->seconds[(took->count - 1) / 3] : 0;
 }
 
 /* The pass timed last, if it is through by now. */
-static void take_time(epo_buffer *b) {
-    moe_tune *t = &b->tune;
+static void take_time(epo_buffer *b, moe_tune_pass pass) {
+    moe_tune_timer *t = &b->tune.timer[pass];
     double s = 0;
     if (t->running < 0 || !t->stopped ||
         !b->group->ops->between(b->group->be, t->mark[0], t->mark[1], &s))
         return;
-    float *best = &t->of[t->running].best[t->choice];
-    if (t->of[t->running].stage == t->stage) /* else it was decided without */
-        *best = *best == 0 || (float)s < *best ? (float)s : *best;
+    if (b->tune.of[t->running].stage == t->stage && s > 0) /* else it was decided without */
+        sample_add(&b->tune.of[t->running].took[pass][t->choice], (float)s);
     t->running = -1;
 }
 
-void moe_tune_report(epo_buffer *b, float seconds[MOE_TUNE_CHOICES]) {
-    take_time(b);
-    for (int i = 0; b->tune.due >= 0 && i < MOE_TUNE_CHOICES; i++)
-        seconds[i] = b->tune.of[b->tune.due].best[i];
+/* Backward passes count where each of the candidates had some. */
+static bool both_ways(const moe_tune_class *c) {
+    bool both = true;
+    for (int i = 0; i < MOE_TUNE_CHOICES; i++)
+        both = both && (c->took[MOE_TUNE_FORWARD][i].count == 0 || (c->out >> i & 1) != 0 ||
+                        c->took[MOE_TUNE_BACKWARD][i].count > 0);
+    return both;
 }
 
-/* slowest[i]: of the ranks; 0: one of them has no time. */
-static int decide(const float *slowest) {
-    int best = 0;
-    for (int i = 1; i < MOE_TUNE_CHOICES; i++)
-        if (slowest[i] > 0 && slowest[0] > 0 && slowest[i] < WORTH * slowest[best])
+void moe_tune_report(epo_buffer *b, float seconds[MOE_TUNE_CHOICES]) {
+    for (int i = 0; i < MOE_TUNE_PASSES; i++)
+        take_time(b, (moe_tune_pass)i);
+    if (b->tune.due < 0)
+        return;
+    const moe_tune_class *c = &b->tune.of[b->tune.due];
+    const bool both = both_ways(c);
+    for (int i = 0; i < MOE_TUNE_CHOICES; i++)
+        if ((c->out >> i & 1) == 0 && c->took[MOE_TUNE_FORWARD][i].count > 0)
+            seconds[i] = typical(&c->took[MOE_TUNE_FORWARD][i]) +
+                         (both ? typical(&c->took[MOE_TUNE_BACKWARD][i]) : 0);
+}
+
+/* Of those that are left; 0: nobody has a time. */
+static float fastest(const moe_tune_class *c, const float *slowest) {
+    float least = 0;
+    for (int i = 0; i < MOE_TUNE_CHOICES; i++)
+        if ((c->out >> i & 1) == 0 && slowest[i] > 0 && (least <= 0 || slowest[i] < least))
+            least = slowest[i];
+    return least;
+}
+
+/* slowest[i]: of the ranks; 0: one of them has no time.  The choice, or -1: another round. */
+static int decide(moe_tune_class *c, const float *slowest) {
+    const float least = fastest(c, slowest);
+    int left = 0, best = -1;
+    for (int i = 0; i < MOE_TUNE_CHOICES; i++) {
+        if (slowest[i] <= 0 || slowest[i] > round_beyond[c->round] * least)
+            c->out |= 1U << i;
+        left += (c->out >> i & 1) == 0;
+        if (best < 0 && (c->out >> i & 1) == 0 && slowest[i] <= EQUAL * least)
             best = i;
-    return best;
+    }
+    c->trials = 0;
+    if (left > 1 && ++c->round < ROUNDS)
+        return -1;
+    if (c->stage == MOE_TUNE_WAY && best == 1 && slowest[0] > 0 && slowest[1] >= WORTH * slowest[0])
+        best = 0;
+    return best < 0 ? 0 : best;
 }
 
 /* The class's next question, or none. */
 static void go_on(epo_buffer *b, moe_tune_class *c) {
     const bool more = c->stage == MOE_TUNE_NUMBER && b->tune.ways && c->chosen > 1;
     c->stage = more ? MOE_TUNE_WAY : MOE_TUNE_DONE;
-    c->trials = 0;
-    memset(c->best, 0, sizeof c->best);
+    c->trials = c->round = 0;
+    c->out = 0;
+    memset(c->took, 0, sizeof c->took);
 }
 
 void moe_tune_learn(epo_buffer *b, const float *slowest) {
@@ -189,24 +249,32 @@ void moe_tune_learn(epo_buffer *b, const float *slowest) {
     if (t->due < 0)
         return;
     moe_tune_class *c = &t->of[t->due];
-    const int best = decide(slowest);
+    const int due = t->due, best = decide(c, slowest);
+    t->due = -1;
+    if (best < 0)
+        return;
     if (c->stage == MOE_TUNE_NUMBER)
         c->chosen = choices[best];
     else
         c->way = best == 1 ? EPO_WAY_ENGINES : EPO_WAY_STORES;
     go_on(b, c);
     if (c->stage == MOE_TUNE_DONE)
-        write_file(b, t->due);
-    t->due = -1;
+        write_file(b, due);
 }
 
-/* The next of `n` answers to the class's question. */
+/* The next of `n` answers to the class's question that are left. */
 static int try_next(moe_tune *t, moe_tune_class *c, int class, int n) {
-    const int choice = c->trials % n;
-    if (c->trials < TRIALS * n)
+    int list[MOE_TUNE_CHOICES], left = 0;
+    for (int i = 0; i < n; i++)
+        if ((c->out >> i & 1) == 0)
+            list[left++] = i;
+    if (left == 0) /* of the larger sizes in this class */
+        return 0;
+    const int choice = list[c->trials % left], all = round_trials[c->round] * left;
+    if (c->trials < all)
         c->trials++;
     /* One size at a time is told to the others; the next waits, and measures on. */
-    if (c->trials == TRIALS * n && t->due < 0)
+    if (c->trials >= all && t->due < 0)
         t->due = class;
     return choice;
 }
@@ -223,6 +291,7 @@ void moe_tune_choose(epo_plan *p, int tokens) {
         c->chosen = b->chunks;
         go_on(b, c);
     }
+    p->tune_stage = c->stage;
     if (c->chosen > 0)
         p->chunks = c->chosen;
     if (c->stage == MOE_TUNE_DONE) {
@@ -236,22 +305,22 @@ void moe_tune_choose(epo_plan *p, int tokens) {
     }
 }
 
-void moe_tune_start(epo_plan *plan) {
+void moe_tune_start(epo_plan *plan, moe_tune_pass pass) {
     epo_buffer *b = plan->buffer;
-    moe_tune *t = &b->tune;
-    if (plan->tune_choice < 0)
+    moe_tune_timer *t = &b->tune.timer[pass];
+    if (plan->tune_choice < 0 || plan->tune_stage != b->tune.of[plan->tune_class].stage)
         return;
-    take_time(b);
+    take_time(b, pass);
     if (t->running >= 0 || !b->group->ops->mark(b->group->compute, &t->mark[0]))
         return;
     t->running = plan->tune_class;
     t->choice = plan->tune_choice;
-    t->stage = t->of[t->running].stage;
+    t->stage = plan->tune_stage;
     t->stopped = false;
 }
 
-void moe_tune_stop(epo_plan *plan) {
-    moe_tune *t = &plan->buffer->tune;
+void moe_tune_stop(epo_plan *plan, moe_tune_pass pass) {
+    moe_tune_timer *t = &plan->buffer->tune.timer[pass];
     if (t->running < 0 || t->stopped || plan->tune_choice < 0)
         return;
     t->stopped = plan->buffer->group->ops->mark(plan->buffer->group->compute, &t->mark[1]);
