@@ -540,7 +540,8 @@ phase_run() { # PHASE
             ;;
         random)
             interposed random 240 random:1 random:0 random:2 random:3 random:4 --calls "${EPO_CALLS:-60000}"
-            "${PYTHON:-python3}" tests/gpu/gather.py "$out/random.log"
+            [ ! -e "$out/random.log" ] || cat "$out/random.log" >>"$out/random.all" # with what was run before
+            "${PYTHON:-python3}" tests/gpu/gather.py "$out/random.all"
             ;;
         jobs) interposed jobs 240 mismatch graph groups abort churn ;;
         speed) two_gpus speed && interposed speed 200 speed gemm:1 ;;
