@@ -201,6 +201,10 @@ bounded() { # LOG LIMIT COMMAND...
     session=
     return "$status"
 }
+share() { # MOST: seconds that the phase still has, a few kept back for what follows a command
+    local rest=$((phase_until - SECONDS - 12))
+    echo $((rest < $1 ? (rest > 1 ? rest : 1) : $1))
+}
 stopped=0
 trap 'stopped=1; until=0; phase_until=0; [ -z "$session" ] || kill_session "$session"' TERM INT HUP
 
@@ -288,10 +292,10 @@ bound_python() {
 }
 
 interposed() { # PHASE SECONDS PARTS...
-    local phase=$1 limit=$2 rest=$((phase_until - SECONDS))
+    local phase=$1 limit
+    limit=$(share "$2")
     shift 2
     torch_here "$phase" || return
-    [ "$limit" -le $((rest - 10)) ] || limit=$((rest - 10))
     # One line of rank 0 tells what was carried; nothing is recorded.
     EPO_RESULTS=1 EP_OVERLAP_RECORD_WINDOW=9000-9001s run "$phase" $((limit + 10)) "${PYTHON:-python3}" tests/gpu/intercept.py \
         "$interposer" --together --within "$limit" ${seed:+--seed "$((seed))"} "$@"
@@ -472,10 +476,10 @@ phase_run() { # PHASE
             sed -n 's/^# //p' "$out/scale.log"
             ;;
         tools) ARCH=$arch CUDA=$cuda run tools 170 tests/gpu/tools.sh "$build" ;;
-        slurm) ARCH=$arch CUDA=$cuda EPO_SECONDS=150 run slurm 170 tests/gpu/slurm.sh "$build" ;;
+        slurm) ARCH=$arch CUDA=$cuda EPO_SECONDS=$(share 150) run slurm 170 tests/gpu/slurm.sh "$build" ;;
         scripts)
             if torch_here scripts; then
-                ARCH=$arch CUDA=$cuda EPO_PARTS=scripts EPO_SECONDS=230 run scripts 250 tests/gpu/slurm.sh "$build"
+                ARCH=$arch CUDA=$cuda EPO_PARTS=scripts EPO_SECONDS=$(share 230) run scripts 250 tests/gpu/slurm.sh "$build"
             fi
             ;;
         bench)
