@@ -113,6 +113,7 @@ typedef struct rank_run {
     epo_plan *plan[CASE_BATCHES];
     epo_saved *saved[CASE_BATCHES];
     void *w1, *w2, *x[CASE_BATCHES];
+    uint64_t back, wgrads; /* the backward under way; gradients of the test's experts */
 } rank_run;
 
 static void count_ready(void *ctx, epo_layer *layer, uint64_t microbatch) {
@@ -204,7 +205,9 @@ static epo_status own_expert(void *ctx, const epo_expert_call *call) {
     double *work = moe_calloc(2 * (size_t)r->args->c->ffn, sizeof *work);
     int calls = __atomic_add_fetch(&r->args->out->calls[r->rank->rank], 1, __ATOMIC_RELAXED);
     bool good = call->size == sizeof *call && between_is_zero(r, call) && call->stream == NULL &&
-                call->first_expert >= 0 && call->experts >= 0;
+                call->first_expert >= 0 && call->experts >= 0 &&
+                (call->phase != EPO_EXPERT_DGRAD || call->microbatch == r->back) &&
+                (call->phase != EPO_EXPERT_WGRAD || call->microbatch == r->wgrads++);
     for (int e = call->first_expert; e < call->first_expert + call->experts; e++)
         for (uint64_t row = call->first[e]; row < call->first[e] + call->count[e]; row++) {
             const float *x = (const float *)call->x + row * h;
@@ -313,6 +316,7 @@ static void backward(rank_run *r, int b) {
     size_t n = (size_t)in->tokens * (size_t)c->hidden;
     void *dy = moe_pack(in->dy, n, c->type), *dx = out->dx[b][r->rank->rank];
     void *target = r->args->how->in_place ? dy : dx;
+    r->back = (uint64_t)b;
     EXPECT(r->rank, e->backward(r->layer, r->saved[b], dy, target, out->dweights[b][r->rank->rank],
                                 NULL) == EPO_OK);
     if (r->args->how->in_place)

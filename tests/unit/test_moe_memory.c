@@ -45,6 +45,49 @@ static void every_mode_has_the_same_bits(void) {
     CU_ASSERT(good);
 }
 
+/* Rows of rank `to` that a batch makes, and tokens that come there with flex. */
+static void count_rows(const moe_case *c, int b, int to, uint64_t *rows, uint64_t *tokens) {
+    const int local = c->experts / c->ranks;
+    for (int r = 0; r < c->ranks; r++)
+        for (int t = 0; t < c->batch[b][r].tokens; t++) {
+            uint64_t here = 0;
+            for (int k = 0; k < c->top_k; k++) {
+                const int64_t e = c->batch[b][r].experts[t * c->top_k + k];
+                here += e >= 0 && e / local == to;
+            }
+            *rows += here;
+            *tokens += here > 0;
+        }
+}
+
+/* What is moved in a rank's memory to have the rows again: tokens are copied, and expanded in
+ * the backward pass; with nothing kept, what comes once more is. */
+static void keeping_is_counted(void) {
+    for (uint64_t seed = 70; seed < 90; seed++) {
+        moe_case c;
+        moe_result kept[3];
+        moe_case_random(&c, seed, 4, EPO_F32);
+        moe_how how = {.dispatcher = EPO_DISPATCH_FLEX, .align = 1};
+        for (int i = 0; i < 3; i++) {
+            how.saved = (epo_saved_mode)i;
+            CU_ASSERT_EQUAL(moe_run(&c, &how, &kept[i]), 0);
+        }
+        for (int r = 0; r < c.ranks; r++) {
+            const uint64_t row = (uint64_t)c.hidden * sizeof(float);
+            uint64_t rows = 0, tokens = 0;
+            for (int b = 0; b < c.batches; b++)
+                count_rows(&c, b, r, &rows, &tokens);
+            const uint64_t plain = kept[EPO_SAVE_ROWS].stats[r].local_bytes;
+            CU_ASSERT_EQUAL(kept[EPO_SAVE_TOKENS].stats[r].local_bytes,
+                            plain + 2 * (tokens + rows) * row);
+            CU_ASSERT_EQUAL(kept[EPO_SAVE_NOTHING].stats[r].local_bytes, plain + 2 * rows * row);
+        }
+        for (int i = 0; i < 3; i++)
+            moe_result_free(&kept[i]);
+        moe_case_free(&c);
+    }
+}
+
 /* ---- bytes ------------------------------------------------------------------- */
 
 enum { R = 2, E = 8, H = 640, F = 320, K = 3, T = 200 };
@@ -361,6 +404,7 @@ static void tokens_need_flex(void) { CU_ASSERT_EQUAL(moe_ranks(R, 10.0, refused_
 int main(void) {
     const CU_TestInfo tests[] = {
         {"every mode of saving has the same bits", every_mode_has_the_same_bits},
+        {"keeping is counted", keeping_is_counted},
         {"what is told is what is taken", what_is_told_is_what_is_taken},
         {"tokens need flex", tokens_need_flex},
         {"layers live in the caller's memory", layers_live_in_the_callers_memory},

@@ -137,6 +137,10 @@ static double eight_is_worth_it(int rank, int chunks) {
     (void)rank;
     return s[chunks];
 }
+static double eight_wins(int rank, int chunks) {
+    (void)rank;
+    return 1.0 / chunks;
+}
 static double slower(int rank, int chunks) {
     (void)rank;
     return 1.0 + 0.1 * chunks;
@@ -151,6 +155,15 @@ static void test_fastest(void) {
     /* Another size is another question; the first answer stays. */
     CU_ASSERT_EQUAL(settle(&w, 16384, slower), 1);
     CU_ASSERT_EQUAL(plan_and_pass(&w, 4100, four_wins), 4);
+}
+
+/* The most that a buffer may have is one of the choices. */
+static void test_most(void) {
+    world w;
+    world_open(&w, 64, true);
+    CU_ASSERT_EQUAL(settle(&w, 4096, eight_wins), 8);
+    world_open(&w, 2, true);
+    CU_ASSERT_EQUAL(settle(&w, 4096, eight_wins), 2);
 }
 
 static void test_worth(void) {
@@ -355,7 +368,8 @@ static void test_file(void) {
           f);
     /* other groups' and other shapes' answers, and what is no answer */
     fputs("alltoall 4 192 2048 8 12 4\nalltoall 3 96 2048 8 12 4\nalltoall 3 192 1024 8 12 4\n"
-          "alltoall 3 192 2048 4 12 4\nalltoall 3 192 2048 8 -1 4\nalltoall 3 192 2048 8 12 0\n"
+          "alltoall 3 192 2048 4 12 4\nalltoall 3 192 2048 8 -1 4\nalltoall 3 192 2048 8 32 "
+          "4\nalltoall 3 192 2048 8 12 0\n"
           "alltoall 3 192 2048 8 12\nalltoall 3 192 2048 8 14 16\n",
           f);
     fclose(f);
@@ -372,7 +386,7 @@ static void test_file(void) {
     while (fgets(line, sizeof line, f) != NULL)
         lines++;
     fclose(f);
-    CU_ASSERT_EQUAL(lines, 13);
+    CU_ASSERT_EQUAL(lines, 14);
     CU_ASSERT_STRING_EQUAL(line, "alltoall 3 192 2048 8 13 4\n");
     world_open(&w, 64, true);
     CU_ASSERT_EQUAL(plan_and_pass(&w, 8192, four_wins), 4);
@@ -517,6 +531,7 @@ static void test_near(void) {
 int main(void) {
     static const CU_TestInfo tests[] = {
         {"the number fastest on the slowest rank", test_fastest},
+        {"the most that there may be", test_most},
         {"less than one percent is not worth it", test_worth},
         {"backward passes count", test_backward},
         {"random models, times that vary", test_regret},

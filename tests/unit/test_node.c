@@ -174,6 +174,45 @@ static void a_node_that_contradicts_its_class_is_told(void) {
     }
 }
 
+/* Megatron's backend of flex follows from the GPUs that a task sees, else from the site's word;
+ * what the arguments say themselves stays. */
+static void flex_has_the_gpus_backend(void) {
+    static const struct {
+        const char *seen, *site, *given;
+        int dispatcher;
+        epo_framework framework;
+        const char *backend;
+    } cases[] = {
+        {"NVIDIA GB200", NULL, NULL, EPO_CHOICE_FLEX, EPO_FRAMEWORK_MEGATRON_LM, "hybridep"},
+        {"NVIDIA GB200", "h100", NULL, EPO_CHOICE_FLEX, EPO_FRAMEWORK_BRIDGE, "hybridep"},
+        {"NVIDIA H100", "gb200", NULL, EPO_CHOICE_FLEX, EPO_FRAMEWORK_MEGATRON_LM, "deepep"},
+        {NULL, "gb300", NULL, EPO_CHOICE_FLEX, EPO_FRAMEWORK_MEGATRON_LM, "hybridep"},
+        {NULL, "b200", NULL, EPO_CHOICE_FLEX, EPO_FRAMEWORK_MEGATRON_LM, "deepep"},
+        {NULL, NULL, NULL, EPO_CHOICE_FLEX, EPO_FRAMEWORK_MEGATRON_LM, "deepep"},
+        {"NVIDIA GB200", NULL, NULL, EPO_CHOICE_DEEPEP, EPO_FRAMEWORK_MEGATRON_LM, "deepep"},
+        {"NVIDIA H100", NULL, NULL, EPO_CHOICE_HYBRIDEP, EPO_FRAMEWORK_UNKNOWN, "hybridep"},
+        {"NVIDIA GB200", NULL, NULL, EPO_CHOICE_FLEX, EPO_FRAMEWORK_UNKNOWN, NULL},
+        {"NVIDIA GB200", NULL, NULL, EPO_CHOICE_ALLTOALL, EPO_FRAMEWORK_MEGATRON_LM, NULL},
+        {"NVIDIA GB200", NULL, "alltoall", EPO_CHOICE_FLEX, EPO_FRAMEWORK_MEGATRON_LM, NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const epo_node_question question = {.dispatcher = cases[i].dispatcher,
+                                            .site_gpu = cases[i].site,
+                                            .framework = cases[i].framework};
+        begin();
+        if (cases[i].seen != NULL)
+            epo_facts_set_text(facts, "gpu_name", cases[i].seen, "NVML");
+        if (cases[i].given != NULL)
+            epo_facts_set(facts, "moe_token_dispatcher_type", cases[i].given, "arguments");
+        CU_ASSERT_EQUAL(epo_node_judge(&question, facts, &findings), EPO_OK);
+        const epo_fact *backend = epo_facts_find(facts, "moe_flex_dispatcher_backend");
+        const bool set = backend != NULL && backend->kind == EPO_FACT_TEXT && !backend->is_default;
+        CU_ASSERT_EQUAL(set, cases[i].backend != NULL);
+        if (set && cases[i].backend != NULL)
+            CU_ASSERT_STRING_EQUAL(backend->text, cases[i].backend);
+    }
+}
+
 static void judge_arguments(const char *const *words, int dispatcher, bool given, bool delayed) {
     int count = 0;
     while (words[count] != NULL)
@@ -303,6 +342,7 @@ int main(void) {
                                  TEST(least_versions_are_pep_440),
                                  TEST(unknown_versions_follow_on_unknown),
                                  TEST(a_node_that_contradicts_its_class_is_told),
+                                 TEST(flex_has_the_gpus_backend),
                                  TEST(good_arguments_pass),
                                  TEST(all_violations_come_together),
                                  TEST(arguments_without_overlap_are_completed),
