@@ -14,7 +14,7 @@ fakes_build() {
         "$2/tests/fake/cuda_streams.c" -lpthread &&
         ${CC:-cc} "${flags[@]}" -shared -fPIC -fvisibility=hidden -Wl,-soname,libnccl.so.2 -o "$fakes/libnccl.so.2" \
             "$2/tests/fake/nccl.c" -ldl &&
-        ${CC:-cc} "${flags[@]}" -o "$fakes/rank" "$2/tests/fake/intercept_rank.c" -L"$fakes" -l:libnccl.so.2 -ldl
+        ${CC:-cc} "${flags[@]}" -o "$fakes/rank" "$2/tests/fake/intercept_rank.c" -L"$fakes" -l:libnccl.so.2 -ldl -lpthread
 }
 
 rank_job() { # MODE RANK N UNIQUE WHAT COUNT [NAME=VALUE...]

@@ -163,6 +163,28 @@ check "a driver that does not tell streams apart" arrives 2 streams 20 "${two[@]
 check "graphs captured at different calls" arrives 3 graph 12 "${least[@]}"
 check "splits" arrives 3 split 8 "${least[@]}"
 check "forks" ends_well 2 fork 6 "${least[@]}"
+check "data loaders' workers, and children that come and go" arrives 2 loaders 40 "${least[@]}"
+check "communicators that come and go leave nothing" arrives 2 cycles 24 "${least[@]}"
+crashes() { # COUNT: rank 0 ends by its signal, says nothing, and leaves nothing; the other goes on
+    ulimit -c 0
+    ranks accelerate 2 crash "$1" "${two[@]}"
+    cat "$work"/out.*
+    # (the shell says that a job of its own has ended so)
+    ! grep -qv 'Segmentation fault' "$work/out.0" && [ "$(cat "$work/out.1")" = "rank 1: ok $1" ] &&
+        [ -z "$(find /dev/shm -user "$(id -u)" -name 'ep-overlap-*' -newer "$work/exported")" ]
+}
+same_crash() { # ... as without
+    ulimit -c 0
+    ranks plain 2 crash 1
+    local status=$? with
+    cp "$work/out.1" "$work/plain.1"
+    ranks accelerate 2 crash 1 "${least[@]}"
+    with=$?
+    [ "$status" = "$with" ] && [ "$status" -gt 128 ] && cmp "$work/plain.1" "$work/out.1"
+}
+check "a crash, with its status" same_crash
+check "a crash leaves nothing" crashes 1
+check "a crash in an exchange that others wait for" crashes 2
 check "an abort ends the waits" arrives 2 abort 1 "${least[@]}"
 check "an abort inside a group: closed when it ends" arrives 2 abort 2 "${least[@]}"
 check "memory freed and allocated again" arrives 2 renew 40 "${least[@]}"
@@ -280,6 +302,24 @@ PROGRAM=local
 export LD_LIBRARY_PATH=$work/old
 cp "$work/libcuda.so.1" "$work/old/" && rm "$work/libnccl.so.2"
 check "an NCCL private to a library, older than our words" arrives 2 random 30 "${least[@]}"
+cat >"$work/again.c" <<'C'
+#include <dlfcn.h>
+int main(int argc, char **argv) {
+    for (int i = 0, r; i < 3; i++) {
+        void *h = dlopen("libjob.so", RTLD_NOW | RTLD_LOCAL);
+        int (*job)(int, char **);
+        *(void **)&job = h ? dlsym(h, "job_main") : 0;
+        if (job == 0 || (r = job(argc, argv)) != 0 || dlclose(h) != 0)
+            return 9;
+    }
+    return 0;
+}
+C
+${CC:-cc} -o "$work/again" "$work/again.c" -ldl || exit 99
+again() {
+    PROGRAM=again arrives 2 random 8 "${least[@]}" && grep -c 'ok 8' "$work/out.0" | grep -qx 3
+}
+check "a library with NCCL that is opened and closed again and again" again
 check "its version is told" grep -q '"nccl": "2.18.3"' "$work/ep-overlap-nccl-0.json"
 ${CC:-cc} -std=gnu11 -O1 -I "$src/lib" -shared -fPIC -fvisibility=hidden -o "$work/libnccl-2.so" "$src/tests/fake/nccl.c" -ldl
 two() {
