@@ -212,9 +212,10 @@ epo_status moe_forward_open(epo_layer *layer, epo_plan *plan, const void *x, con
     epo_status status = check_forward(layer, plan, x, y);
     if (status == EPO_OK)
         status = moe_group_ok(g);
-    if (status == EPO_OK)
-        status = make_saved(layer, plan, saved);
-    return moe_group_turn(g, EPO_TURN_FORWARD, plan, status);
+    (void)moe_group_turn(g, EPO_TURN_FORWARD, plan, status);
+    if (status == EPO_OK && (status = make_saved(layer, plan, saved)) != EPO_OK)
+        status = moe_group_break(g, status); /* no wrong argument: the others learn why */
+    return status;
 }
 
 epo_status moe_forward(epo_layer *layer, epo_plan *plan, const void *x, void *y, epo_saved **saved,

@@ -285,6 +285,8 @@ epo_status moe_wgrad_limit(epo_group *group) {
 epo_status moe_wgrad_flush(epo_group *group, epo_layer *layer, epo_stream stream) {
     epo_status status = moe_group_ok(group);
     bool any = false;
+    if (status != EPO_OK)
+        return status;
     for (moe_wgrad *w = group->wgrads.head; w != NULL && status == EPO_OK; w = w->next) {
         if (layer != NULL && w->layer != layer)
             continue;
@@ -292,11 +294,12 @@ epo_status moe_wgrad_flush(epo_group *group, epo_layer *layer, epo_stream stream
         if (!w->issued)
             status = moe_wgrad_issue_whole(w);
     }
-    if (status != EPO_OK || !any)
-        return status;
-    status = group->ops->stream_leave(group->be, group->fill_done, stream);
-    if (status != EPO_OK)
+    if (status == EPO_OK && any)
+        status = group->ops->stream_leave(group->be, group->fill_done, stream);
+    if (status != EPO_OK) /* of this rank alone: the others would go on with other gradients */
         return moe_group_break(group, status);
+    if (!any)
+        return EPO_OK;
     moe_wgrad_retire(group, false);
     moe_wgrad_tell(group, layer);
     return EPO_OK;

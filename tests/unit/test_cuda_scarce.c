@@ -26,7 +26,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { RANKS = 2, FLOATS = 100 };
+enum { RANKS = 2, FLOATS = 100, HIDDEN = 64, FFN = 32 };
 
 /* How ranks meet and reach each other. */
 typedef enum meeting { PEERS, NCCL, COMM, WAYS } meeting;
@@ -66,7 +66,7 @@ static epo_engine_group group_of(member *m, void *comm) {
     epo_engine_group g = {sizeof g, EPO_GROUP_CONFIG_INIT, "a test"};
     g.config.engine = EPO_ENGINE_CUDA;
     g.config.overlap = EPO_ON;
-    g.config.delay_wgrad = EPO_OFF;
+    g.config.delay_wgrad = EPO_ON;
     g.config.dispatcher = EPO_DISPATCH_ALLTOALL;
     g.config.chunks = 2;
     g.config.timeout_s = 1;
@@ -79,6 +79,30 @@ static epo_engine_group group_of(member *m, void *comm) {
     return g;
 }
 
+/* There and back through the experts; the weight gradients are delayed. */
+static void layer_pass(member *m, epo_group *group, epo_plan *plan) {
+    static float w1[2 * 2 * FFN * HIDDEN], w2[2 * HIDDEN * FFN];
+    static float dw1[RANKS][2 * 2 * FFN * HIDDEN], dw2[RANKS][2 * HIDDEN * FFN];
+    epo_layer_config c = EPO_LAYER_CONFIG_INIT;
+    epo_layer *layer = NULL;
+    epo_saved *saved = NULL;
+    float x[HIDDEN] = {0}, y[HIDDEN];
+    c.experts = 2 * RANKS;
+    c.hidden = HIDDEN;
+    c.ffn = FFN;
+    c.w1 = w1;
+    c.w2 = w2;
+    c.dw1 = dw1[m->rank];
+    c.dw2 = dw2[m->rank];
+    if (engine->layer_create(group, &c, &layer) != EPO_OK) /* nobody else's matter */
+        (void)engine->layer_create(group, &c, &layer);
+    if (went(m, layer != NULL ? EPO_OK : EPO_E_NOMEM) &&
+        went(m, engine->forward(layer, plan, x, y, &saved, NULL)) &&
+        went(m, engine->backward(layer, saved, x, y, NULL, NULL)))
+        (void)went(m, engine->layer_wgrad_flush(layer, NULL));
+    (void)went(m, engine->layer_destroy(layer));
+}
+
 /* Without tokens, as kernels do nothing here: rows move, but there are none.  A plan that could not
  * be made is asked for once more. */
 static void pass(member *m, epo_group *group, epo_dispatcher dispatcher) {
@@ -86,10 +110,10 @@ static void pass(member *m, epo_group *group, epo_dispatcher dispatcher) {
     epo_routing r = EPO_ROUTING_INIT;
     epo_buffer *buffer = NULL;
     epo_plan *plan = NULL;
-    float x[64] = {0}, y[64], rows[4096];
+    float x[HIDDEN] = {0}, y[HIDDEN], rows[4096];
     int64_t experts[1] = {0};
     b.experts = 2 * RANKS;
-    b.hidden = 64;
+    b.hidden = HIDDEN;
     b.top_k = 1;
     b.max_tokens = 8;
     b.type = EPO_F32;
@@ -104,6 +128,8 @@ static void pass(member *m, epo_group *group, epo_dispatcher dispatcher) {
         (void)engine->plan_create(buffer, &r, NULL, &plan);
     else if (went(m, engine->dispatch(plan, x, rows, NULL, NULL)))
         (void)went(m, engine->combine(plan, rows, y, NULL, NULL, NULL));
+    if (m->status == EPO_OK)
+        layer_pass(m, group, plan);
     engine->plan_release(plan);
     (void)went(m, engine->buffer_destroy(buffer));
 }
@@ -117,7 +143,7 @@ static void *member_main(void *arg) {
     epo_buffer *buffer = NULL;
     void *comm = NULL;
     b.experts = 2 * RANKS;
-    b.hidden = 64;
+    b.hidden = HIDDEN;
     b.top_k = 1;
     b.max_tokens = 8;
     b.type = EPO_F32;
