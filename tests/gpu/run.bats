@@ -21,7 +21,8 @@ END
     printf '#!/bin/sh\nexit "${MAKE_STATUS:-0}"\n' >"$work/bin/make"
     printf '#!/bin/sh\n[ -n "$TORCH_HERE" ] || exit 1\necho "$0 $*"\n' >"$work/bin/python3"
     chmod +x "$work"/bin/*
-    export PATH=$work/bin:$PATH EPO_GPU_BUILD=$work/b
+    export PATH=$work/bin:$PATH EPO_GPU_BUILD=$work/b CUDA=$work/none
+    unset PYTHON PYTHONPATH
 }
 
 program() { # NAME: its shell commands from the input
@@ -88,9 +89,10 @@ line() { grep -qE -- "$1" <<<"$output" || { echo "no line: $1" && false; }; }
 }
 
 @test "run.sh: a signal ends what runs, the rest is named" {
-    program dense <<<"sleep 876"
+    program dense <<<"touch '$work/begun'; sleep 876"
     ok units
-    (sleep 3 && kill -TERM "$(pgrep -of "run.sh -o $work/out dense units")") &
+    (for try in {1..300}; do [ ! -e "$work/begun" ] || break; sleep 0.1; done
+        kill -TERM "$(pgrep -of "run.sh -o $work/out dense units")") &
     run_sh 1 -o "$work/out" dense units
     line '^result phase=dense '
     line '^skipped: units: a signal came before it'
@@ -100,16 +102,16 @@ line() { grep -qE -- "$1" <<<"$output" || { echo "no line: $1" && false; }; }
 @test "run.sh: no phase begins for which no time is left; done ones are not done again" {
     ok units
     ok dense
-    run_sh 0 -t 7 units dense
-    line '^skipped: units: usually takes 9 s, 7 s were left'
-    line '^result phase=units .*left_out=no-time-left'
-    line '^result phase=dense .* ok=1 fail=0 '
-    run_sh 0 -r units dense
-    line '^done before, counted above: dense'
+    run_sh 0 -t 150 scale units
+    line '^skipped: scale: usually takes 200 s, 1[0-9]* s were left'
+    line '^result phase=scale .*left_out=no-time-left'
     line '^result phase=units .* ok=1 fail=0 '
-    [[ $output != *"result phase=dense"* ]]
+    run_sh 0 -r units dense
+    line '^done before, counted above: units'
+    line '^result phase=dense .* ok=1 fail=0 '
+    [[ $output != *"result phase=units"* ]]
     run_sh 0 units dense
-    line '^result phase=dense '
+    line '^result phase=units '
 }
 
 @test "run.sh: what does not compile is told, the rest is run" {
@@ -123,4 +125,55 @@ line() { grep -qE -- "$1" <<<"$output" || { echo "no line: $1" && false; }; }
 @test "run.sh: without torch its phases are skipped, by name" {
     run_sh 0 random strong record
     for phase in random strong record; do line "^skipped: $phase: no PyTorch here"; done
+}
+
+real_python() { PATH=${PATH#"$work/bin:"} command -v python3; }
+
+@test "launch.py: all ranks' output; one that fails or hangs does not hold up the others" {
+    cat >"$work/rank.py" <<'END'
+import os, sys, time
+rank = os.environ["RANK"]
+print("rank", rank, "of", os.environ["WORLD_SIZE"], flush=True)
+if sys.argv[1] == "hang" or sys.argv[1] == "half" and rank == "1":
+    time.sleep(300)
+sys.exit(3 if sys.argv[1] == "half" else 0)
+END
+    python=$(real_python)
+    run -0 timeout 60 "$python" "$top/tests/gpu/launch.py" -n 3 "$work/rank.py" well
+    for rank in 0 1 2; do line "^-- rank $rank, .*: rank $rank of 3"; done
+    line '^rank.py: status 0 after'
+    run -1 timeout 60 "$python" "$top/tests/gpu/launch.py" -l 100 "$work/rank.py" half
+    line '^-- rank 1 \(ended: another rank failed 10 s before\)'
+    line '^rank.py: status 3 after'
+    run -1 timeout 60 "$python" "$top/tests/gpu/launch.py" -l 3 "$work/rank.py" hang
+    line '^-- rank 0 \(no end after 3 s\)'
+    line 'File ".*rank.py", line 5' # where it stood
+}
+
+@test "nursery.py: what was said by a process that had to be ended" {
+    cat >"$work/nurse.py" <<'END'
+import sys
+sys.path.insert(0, sys.argv[1])
+from nursery import Process, ended
+jobs = [Process(["sh", "-c", "echo %s; echo apart >&2; %s" % w], None, sys.argv[2] + w[0], True)
+        for w in (("quick", "exit 0"), ("slow", "exec sleep 300"))]
+late = ended(jobs, 1)
+print([job in late for job in jobs], [job.returncode for job in jobs], [job.output() for job in jobs])
+END
+    run -0 timeout 60 "$(real_python)" "$work/nurse.py" "$top/tests/gpu" "$work/"
+    [ "$output" = "[False, True] [0, -9] [('quick\n', 'apart\n'), ('slow\n', 'apart\n')]" ]
+}
+
+@test "gather.py: runs of one library add up, a seed counts once, a wrong call is a failure" {
+    say() { printf 'result phase=random,accelerate%s library=%s calls=%s wrong=%s seconds=9.0 seed=%s\n' "$@"; }
+    { say "" a1 5000 0 1 && say ,LEAST=1 a1 3000 0 1 && echo "result phase=random,accelerate library=a1 status=0"; } >"$work/one"
+    { say "" a1 7000 0 1 && say "" a1 100 0 2 && say "" b2 40 0 1 && echo "result phase=random,plain library=a1 calls=9 wrong=0 seed=1"; } >"$work/two"
+    run -0 "$(real_python)" "$top/tests/gpu/gather.py" "$work/one" "$work/two"
+    line '^result gathered library=a1 calls=10100 wrong=0$'
+    line '^result gathered library=b2 calls=40 wrong=0$'
+    say "" a1 100 1 3 >"$work/three"
+    run -1 "$(real_python)" "$top/tests/gpu/gather.py" "$work/one" "$work/three"
+    line '^result gathered library=a1 calls=8100 wrong=1$'
+    : >"$work/none"
+    run -1 "$(real_python)" "$top/tests/gpu/gather.py" "$work/none"
 }

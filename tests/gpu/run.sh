@@ -137,6 +137,19 @@ name=$(nvidia-smi --query-gpu=name --format=csv,noheader -i 0)
 arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader -i 0 | tr -d .)
 [ "$arch" = 90 ] && arch=90a
 
+kill_session() { # SESSION
+    local file of
+    for file in /proc/[0-9]*/stat; do
+        { read -r of <"$file"; } 2>/dev/null || continue
+        read -ra of <<<"${of##*) }" # state, parent, group, session, ...
+        [ "${of[3]}" != "$1" ] || kill -KILL "${file//[!0-9]/}" 2>/dev/null
+    done
+}
+
+session=
+stopped=0
+trap 'stopped=1; until=0; phase_until=0; [ -z "$session" ] || kill_session "$session"' TERM INT HUP
+
 # ---- build ----
 # One program that does not compile takes its own phases along, not the others.
 wants() { # PHASE...: one of these is asked for
@@ -170,18 +183,8 @@ wait
 interposer=$build/libep_overlap_intercept.so
 echo "built in $((SECONDS - start)) s for $gpus x $name (sm_$arch), state $state"
 
-kill_session() { # SESSION
-    local file of
-    for file in /proc/[0-9]*/stat; do
-        { read -r of <"$file"; } 2>/dev/null || continue
-        read -ra of <<<"${of##*) }" # state, parent, group, session, ...
-        [ "${of[3]}" != "$1" ] || kill -KILL "${file//[!0-9]/}" 2>/dev/null
-    done
-}
-
 # COMMAND in a session of its own, LIMIT seconds at most and no longer than is left of all; what it
 # leaves behind is killed.
-session=
 bounded() { # LOG LIMIT COMMAND...
     local log=$1 limit=$2 status
     shift 2
@@ -205,8 +208,6 @@ share() { # MOST: seconds that the phase still has, a few kept back for what fol
     local rest=$((phase_until - SECONDS - 12))
     echo $((rest < $1 ? (rest > 1 ? rest : 1) : $1))
 }
-stopped=0
-trap 'stopped=1; until=0; phase_until=0; [ -z "$session" ] || kill_session "$session"' TERM INT HUP
 
 # A program's lines go to its log; results are gathered with the phase before them.
 run() { # PHASE SECONDS COMMAND...
@@ -270,15 +271,19 @@ shown() { # PHASE SECONDS NAME COMMAND...
     esac >>"$out/cases.tsv"
 }
 
+# (To import it would take seconds each time.)
+has_module() { # NAME
+    "${PYTHON:-python3}" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$1') is None)" 2>/dev/null
+}
 torch_here() { # PHASE
-    "${PYTHON:-python3}" -c 'import torch' 2>/dev/null && return 0
+    has_module torch && return 0
     skip "$1" "no PyTorch here"
     return 1
 }
 
 megatron_here() { # PHASE
     torch_here "$1" || return 1
-    "${PYTHON:-python3}" -c 'import megatron.core' 2>/dev/null && return 0
+    has_module megatron.core && return 0
     skip "$1" "no Megatron-Core here: nothing over its dispatchers"
     return 1
 }

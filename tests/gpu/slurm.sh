@@ -77,12 +77,13 @@ cluster() { timeout -k 5 "$seconds" tests/cluster/run.sh -n 1 "${gpu_options[@]}
 asked() { [[ $parts == *" $1 "* ]]; }
 if asked scripts; then
     python=${PYTHON:-$(command -v python3)}
-    "$python" -c 'import torch' 2>/dev/null || no "no PyTorch here (PYTHON=$python): nothing for the job scripts to run"
+    has_module() { "$python" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$1') is None)" 2>/dev/null; }
+    has_module torch || no "no PyTorch here (PYTHON=$python): nothing for the job scripts to run"
     export PYTHON=$python PYTHONPATH=$top/python${PYTHONPATH:+:$PYTHONPATH} DROPIN=$top/python/dropin
     if [ "$engine" = cuda ]; then
         export SCRIPTS_alltoall="--sizes 4,64 --loops 10" SCRIPTS_moe="--steps 20" SCRIPTS_megatron="--steps 10"
         batch="--nodes=1 --ntasks-per-node=$ranks --gpus-per-node=$((gpus < ranks ? gpus : ranks))"
-        "$python" -c 'import megatron.core' 2>/dev/null || unset SCRIPTS_megatron
+        has_module megatron.core || unset SCRIPTS_megatron
     else
         export SCRIPTS_alltoall="--sizes 1 --loops 3" SCRIPTS_moe="--steps 4 --tokens 64 --hidden 32 --ffn 32 --experts 4 --top-k 2"
         batch="--nodes=1 --ntasks-per-node=$ranks --gpus-per-node=0"
