@@ -88,7 +88,7 @@ void moe_chain_returned(moe_pass *p, const void *rows, const float *row_weight) 
                    .extra = row_weight,
                    .extra_bytes = sizeof(float)};
     epo_exchange x = moe_pass_load(p, &p->combine, 0, p->chunks, &c);
-    moe_stats_exchange(p->group, MOE_BYTES_COMBINE, x.send, x.nsend);
+    moe_stats_exchange(p->group, MOE_BYTES_COMBINE, x.send, moe_cargo_rows(&x, &c), x.nsend);
 }
 
 /* True: the pass's products were issued, part[chunk] tells of each chunk's rows; `end`

@@ -228,7 +228,7 @@ static epo_status exchange_rows(opening *o, const moe_link *l, const void *exper
                       .epoch = ++b->links_made};
     const epo_deps deps = moe_deps("routing of nodes", EPO_INTERVAL_COMM, -1);
     if (status == EPO_OK) {
-        moe_stats_exchange(g, MOE_BYTES_CONTROL, send, x.nsend);
+        moe_stats_exchange(g, MOE_BYTES_CONTROL, send, 0, x.nsend);
         status = g->ops->exchange(g->link, &x, &deps);
     }
     if (status == EPO_OK)

@@ -12,9 +12,10 @@
  */
 #include "moe/link.h"
 
-static void issue(moe_pass *p, const epo_exchange *x, moe_bytes kind, epo_deps *deps) {
+static void issue(moe_pass *p, const epo_exchange *x, const moe_cargo *c, moe_bytes kind,
+                  epo_deps *deps) {
     epo_group *g = p->group;
-    moe_stats_exchange(g, kind, x->send, x->nsend);
+    moe_stats_exchange(g, kind, x->send, moe_cargo_rows(x, c), x->nsend);
     if (p->status == EPO_OK)
         p->status = g->ops->exchange(g->link, x, deps);
 }
@@ -35,7 +36,7 @@ const void *moe_link_dispatch(moe_pass *p, const void *src) {
         if (i == 0)
             moe_deps_wait(&deps,
                           moe_buffer_link_flag(b, slot->credit, slot->use - 1, "node slot", -1));
-        issue(p, &x, MOE_BYTES_DISPATCH, &deps);
+        issue(p, &x, &c, MOE_BYTES_DISPATCH, &deps);
     }
     return moe_buffer_at(b, slot->rows);
 }
@@ -103,7 +104,7 @@ void moe_link_return(moe_pass *p, int chunk, bool weights) {
     x.flag_offset = moe_pass_arrive(p, slot, chunk);
     x.epoch = slot->use;
     deps.signal = last ? p->group->linked : NULL;
-    issue(p, &x, MOE_BYTES_COMBINE, &deps);
+    issue(p, &x, &c, MOE_BYTES_COMBINE, &deps);
 }
 
 /* This node's part of each own token, beside what came from the others. */

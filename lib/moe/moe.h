@@ -481,7 +481,9 @@ void moe_wgrad_close(epo_group *group);
 /* ---- stats.c ---------------------------------------------------------- */
 
 typedef enum moe_bytes { MOE_BYTES_DISPATCH, MOE_BYTES_COMBINE, MOE_BYTES_CONTROL } moe_bytes;
-void moe_stats_exchange(epo_group *group, moe_bytes kind, const epo_segment *send, int nsend);
+/* The first `rows` of the segments are rows; others, beside them, count as control. */
+void moe_stats_exchange(epo_group *group, moe_bytes kind, const epo_segment *send, int rows,
+                        int nsend);
 double moe_stats_now(void);
 
 /* ---- the table's functions, by object --------------------------------- */

@@ -60,6 +60,10 @@ typedef struct moe_cargo {
 /* Segments and arrivals of the pass's chunks [chunk, end) in the lane. */
 epo_exchange moe_pass_load(const moe_pass *p, moe_lane *lane, int chunk, int end,
                            const moe_cargo *c);
+/* How many of its segments to send are rows; as many behind them are what goes beside. */
+static inline int moe_cargo_rows(const epo_exchange *x, const moe_cargo *c) {
+    return c->extra != NULL ? x->nsend / 2 : x->nsend;
+}
 /* Of the plan's chunks, the first of the pass's chunk. */
 int moe_pass_plan_chunk(const moe_pass *p, int chunk);
 uint64_t moe_pass_arrive(const moe_pass *p, const moe_slot *slot, int chunk);

@@ -245,7 +245,7 @@ static void dispatch_chunks(moe_pass *p, epo_queue *queue, const moe_cargo *c, i
         moe_deps_wait(&deps,
                       moe_buffer_flag(p->buffer, slot->credit, slot->use - 1, "dispatch slot", -1));
     deps.signal = end == p->chunks ? g->sent : NULL;
-    moe_stats_exchange(g, MOE_BYTES_DISPATCH, x.send, x.nsend);
+    moe_stats_exchange(g, MOE_BYTES_DISPATCH, x.send, x.nsend, x.nsend);
     p->status = g->ops->exchange(queue, &x, &deps);
 }
 

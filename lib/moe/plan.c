@@ -241,7 +241,7 @@ static void write_record(epo_buffer *b, const epo_route_shape *s, const epo_rout
 static epo_status exchange_control(epo_buffer *b, const epo_exchange *x, const char *name) {
     epo_group *g = b->group;
     epo_deps deps = moe_deps(name, EPO_INTERVAL_COMM, -1);
-    moe_stats_exchange(g, MOE_BYTES_CONTROL, x->send, x->nsend);
+    moe_stats_exchange(g, MOE_BYTES_CONTROL, x->send, 0, x->nsend);
     epo_status status = g->ops->exchange(g->comm, x, &deps);
     if (status != EPO_OK)
         return status;
@@ -385,7 +385,7 @@ epo_status moe_plan_exchange_meta(epo_plan *plan, const epo_segment *send, int n
     if (b->replays)
         moe_deps_wait(&deps, moe_buffer_flag(b, b->meta_credit, UINT64_MAX, "routing slot", -1));
     deps.signal = g->sent;
-    moe_stats_exchange(g, MOE_BYTES_CONTROL, send, nsend);
+    moe_stats_exchange(g, MOE_BYTES_CONTROL, send, 0, nsend);
     return g->ops->exchange(g->comm, &x, &deps);
 }
 

@@ -114,7 +114,7 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
     x.epoch = slot->use;
     x.counter = moe_buffer_counter(b, x.flag_offset);
     deps.signal = last ? g->sent : sums ? g->returned : NULL;
-    moe_stats_exchange(g, MOE_BYTES_COMBINE, x.send, x.nsend);
+    moe_stats_exchange(g, MOE_BYTES_COMBINE, x.send, moe_cargo_rows(&x, &c), x.nsend);
     p->status = g->ops->exchange(lane ? sums_lane(p, chunk) : g->comm, &x, &deps);
     if (p->plan->link != NULL)
         moe_link_return(p, chunk, row_weight != NULL);

@@ -10,22 +10,19 @@ double moe_stats_now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* What goes to other ranks; a combine's router-weight gradients count as control,
- * being the segments narrower than the rows. */
-void moe_stats_exchange(epo_group *group, moe_bytes kind, const epo_segment *send, int nsend) {
+/* What goes to other ranks. */
+void moe_stats_exchange(epo_group *group, moe_bytes kind, const epo_segment *send, int rows,
+                        int nsend) {
     const int each = group->ranks / group->ops->info(group->be)->nodes;
-    uint32_t widest = 0;
-    for (int i = 0; i < nsend; i++)
-        widest = send[i].row_bytes > widest ? send[i].row_bytes : widest;
     for (int i = 0; i < nsend; i++) {
         uint64_t bytes = send[i].rows * send[i].row_bytes;
         const bool far = send[i].peer / each != group->rank / each;
         if (send[i].peer == group->rank)
             continue;
-        if (kind == MOE_BYTES_DISPATCH) {
+        if (kind == MOE_BYTES_DISPATCH && i < rows) {
             group->stats.dispatch_bytes += bytes;
             group->stats.node_dispatch_bytes += far ? bytes : 0;
-        } else if (kind == MOE_BYTES_COMBINE && send[i].row_bytes == widest) {
+        } else if (kind == MOE_BYTES_COMBINE && i < rows) {
             group->stats.combine_bytes += bytes;
             group->stats.node_combine_bytes += far ? bytes : 0;
         } else {
