@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the CUDA engine's CPU side makes of layers at their edges: ranks without tokens, experts
+ * without rows or with all, as many slots as experts, widths that nothing divides, capacities
+ * that drop, many chunks.  Random layers over the runtime in ordinary memory
+ * (tests/fake/cuda_runtime.c); sizes, places and bytes are compared with counts made here.
+ *
+ *   test_cuda_edges [LAYERS [SEED]]    so many (300), from this one on (1)
+ */
+#include "config.h"
+
+#include "backend/cuda/gpu.h"
+#include "backend/engine.h"
+#include "unit.h"
+
+#include "../fake/cuda_runtime.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { RANKS = 4, TOKENS = 20, EXPERTS = 36, TOP_K = 32, WIDTH = 264 };
+
+static const epo_engine *engine;
+static long layers = 300, seed = 1;
+
+static uint64_t mix(uint64_t x) {
+    x += UINT64_C(0x9E3779B97F4A7C15);
+    x = (x ^ x >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    x = (x ^ x >> 27) * UINT64_C(0x94D049BB133111EB);
+    return x ^ x >> 31;
+}
+
+typedef struct layer {
+    int ranks, local, experts, top_k, hidden, ffn, chunks, capacity;
+    bool chain, pairs;
+    epo_dtype type;
+    epo_dispatcher dispatcher;
+    epo_switch overlap, delay;
+    epo_overflow overflow;
+    int tokens[RANKS];
+    int64_t slot[RANKS][TOKENS * TOP_K];
+    uint64_t rows[RANKS][EXPERTS]; /* that each rank sends to each expert */
+} layer;
+
+typedef struct draw {
+    uint64_t state;
+} draw;
+static int pick(draw *d, int n) { return (int)(mix(d->state++) % (uint64_t)n); }
+#define ONE_OF(d, list) ((list)[pick(d, (int)(sizeof(list) / sizeof *(list)))])
+
+static int64_t slot_of(draw *d, const layer *l, int how, int k) {
+    switch (how) {
+    case 0: return 0;                                          /* one expert has all */
+    case 1: return l->experts - 1;                             /* the last one */
+    case 2: return k % l->experts;                             /* all of them */
+    case 3: return pick(d, 3) == 0 ? -1 : pick(d, l->experts); /* some nowhere */
+    case 4: return -1;                                         /* nobody has any */
+    default: return pick(d, l->experts);                       /* also twice */
+    }
+}
+
+static void count(layer *l) {
+    for (int r = 0; r < l->ranks; r++)
+        for (int i = 0; i < l->tokens[r] * l->top_k; i++) {
+            const int64_t e = l->slot[r][i];
+            if (e >= 0 && (l->capacity < 0 || l->rows[r][e] < (uint64_t)l->capacity))
+                l->rows[r][e]++;
+        }
+}
+
+static void make(layer *l, uint64_t number) {
+    static const int ranks[] = {1, 2, 2, 4}, locals[] = {1, 2, 3, 5, 9},
+                     chunks[] = {1, 2, 3, 8, 16};
+    static const int widths[] = {1, 3, 8, 24, 64, 250, WIDTH};
+    static const epo_dtype types[] = {EPO_BF16, EPO_BF16, EPO_F16, EPO_F32};
+    draw d = {mix(number)};
+    memset(l, 0, sizeof *l);
+    l->ranks = ONE_OF(&d, ranks);
+    l->local = ONE_OF(&d, locals);
+    l->experts = l->ranks * l->local;
+    l->top_k = 1 + pick(&d, l->experts < TOP_K ? l->experts : TOP_K);
+    if (pick(&d, 4) == 0)
+        l->top_k = l->experts < TOP_K ? l->experts : TOP_K;
+    l->hidden = ONE_OF(&d, widths);
+    l->ffn = ONE_OF(&d, widths);
+    l->chunks = ONE_OF(&d, chunks);
+    l->chain = pick(&d, 4) != 0;
+    l->type = ONE_OF(&d, types);
+    l->dispatcher = pick(&d, 2) == 0 ? EPO_DISPATCH_ALLTOALL : EPO_DISPATCH_FLEX;
+    l->overlap = pick(&d, 4) != 0 ? EPO_ON : EPO_OFF;
+    l->delay = l->overlap == EPO_ON && pick(&d, 3) == 0 ? EPO_ON : EPO_OFF;
+#ifdef HAVE_NCCL
+    l->pairs = l->ranks == 2 && pick(&d, 3) == 0;
+#endif
+    l->capacity = pick(&d, 3) == 0 ? pick(&d, 4) : -1;
+    l->overflow = l->capacity < 0 ? EPO_OVERFLOW_ERROR : EPO_OVERFLOW_DROP_POSITION;
+    const int how = pick(&d, 7);
+    for (int r = 0; r < l->ranks; r++) {
+        l->tokens[r] = pick(&d, 3) == 0 ? 0 : pick(&d, TOKENS + 1);
+        for (int i = 0; i < l->tokens[r] * l->top_k; i++)
+            l->slot[r][i] = slot_of(&d, l, how, i % l->top_k);
+    }
+    count(l);
+}
+
+/* ---- one rank ---------------------------------------------------------------------- */
+
+typedef struct member {
+    int rank, wrong;
+    const layer *l;
+    epo_world *world;
+    char text[300];
+} member;
+
+static void expect(member *m, bool right, const char *what, uint64_t found, uint64_t wanted) {
+    if (!right && m->wrong++ == 0)
+        snprintf(m->text, sizeof m->text, "%s: found %" PRIu64 ", wanted %" PRIu64 " [%s]", what,
+                 found, wanted, engine->error());
+}
+static bool went(member *m, epo_status status, const char *what) {
+    expect(m, status == EPO_OK, what, (uint64_t)status, 0);
+    return status == EPO_OK;
+}
+
+static void *room(size_t bytes) {
+    void *p = aligned_alloc(256, (bytes / 256 + 1) * 256);
+    if (p == NULL)
+        abort();
+    memset(p, 0, (bytes / 256 + 1) * 256);
+    return p;
+}
+
+static void check_plan(member *m, epo_plan *plan, epo_group *group) {
+    const layer *l = m->l;
+    uint64_t first[EXPERTS], have[EXPERTS], rows = 0, next = 0, kept = 0, slots = 0;
+    epo_stats s = {.size = sizeof s};
+    if (!went(m, engine->plan_experts(plan, first, have), "plan_experts") ||
+        !went(m, engine->plan_rows(plan, &rows), "plan_rows") ||
+        !went(m, engine->group_stats(group, &s, 1), "group_stats"))
+        return;
+    for (int e = 0; e < l->local; e++) {
+        uint64_t sum = 0;
+        for (int r = 0; r < l->ranks; r++)
+            sum += l->rows[r][m->rank * l->local + e];
+        expect(m, have[e] == sum, "an expert's rows", have[e], sum);
+        expect(m, first[e] >= next && first[e] % 16 == 0, "an expert's first row", first[e], next);
+        next = first[e] + have[e];
+    }
+    expect(m, rows >= next, "rows", rows, next);
+    for (int i = 0; i < l->tokens[m->rank] * l->top_k; i++)
+        slots += l->slot[m->rank][i] >= 0;
+    for (int e = 0; e < l->experts; e++)
+        kept += l->rows[m->rank][e];
+    expect(m, s.dropped_slots == slots - kept, "dropped", s.dropped_slots, slots - kept);
+}
+
+static void check_bytes(member *m, epo_group *group, int passes) {
+    const layer *l = m->l;
+    const uint64_t row = (uint64_t)l->hidden * (l->type == EPO_F32 ? 4 : 2);
+    uint64_t out = 0, in = 0;
+    epo_stats s = {.size = sizeof s};
+    if (l->dispatcher == EPO_DISPATCH_FLEX || !went(m, engine->group_stats(group, &s, 1), "stats"))
+        return;
+    for (int e = 0; e < l->experts; e++)
+        for (int r = 0; r < l->ranks; r++) {
+            out += r == m->rank && e / l->local != r ? l->rows[r][e] : 0;
+            in += r != m->rank && e / l->local == m->rank ? l->rows[r][e] : 0;
+        }
+    out *= row * (uint64_t)passes;
+    in *= row * (uint64_t)passes;
+    expect(m, s.dispatch_bytes == out, "bytes of dispatch", s.dispatch_bytes, out);
+    expect(m, s.combine_bytes == in, "bytes of combine", s.combine_bytes, in);
+}
+
+static void run_layer(member *m, epo_group *group, epo_buffer *buffer, epo_layer *lay) {
+    const layer *l = m->l;
+    const int tokens = l->tokens[m->rank];
+    const size_t bytes = (size_t)TOKENS * (size_t)l->hidden * 4;
+    void *x = room(bytes), *y = room(bytes), *dy = room(bytes), *dx = room(bytes);
+    float *weights = room(sizeof(float) * TOKENS * TOP_K),
+          *dw = room(sizeof(float) * TOKENS * TOP_K);
+    epo_routing r = EPO_ROUTING_INIT;
+    epo_plan *plan = NULL;
+    r.tokens = tokens;
+    r.top_k = l->top_k;
+    r.experts = l->slot[m->rank];
+    r.weights = weights;
+    if (went(m, engine->plan_create(buffer, &r, NULL, &plan), "plan")) {
+        check_plan(m, plan, group);
+        for (int i = 0; i < 2; i++) {
+            epo_saved *saved = NULL;
+            if (went(m, engine->forward(lay, plan, x, y, &saved, NULL), "forward"))
+                (void)went(m, engine->backward(lay, saved, dy, dx, dw, NULL), "backward");
+        }
+        (void)went(m, engine->group_wgrad_flush(group, NULL), "flush");
+        check_bytes(m, group, 4);
+    }
+    engine->plan_release(plan);
+    void *all[] = {x, y, dy, dx, weights, dw};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+}
+
+static void *member_main(void *arg) {
+    member *m = arg;
+    const layer *l = m->l;
+    const size_t w = (size_t)l->local * (size_t)l->ffn * (size_t)l->hidden * 4;
+    epo_engine_group g = {sizeof g, EPO_GROUP_CONFIG_INIT, "a test"};
+    epo_buffer_config b = EPO_BUFFER_CONFIG_INIT;
+    epo_layer_config c = EPO_LAYER_CONFIG_INIT;
+    epo_group *group = NULL;
+    epo_buffer *buffer = NULL;
+    epo_layer *lay = NULL;
+    void *all[] = {room(2 * w), room(w), room(2 * w), room(w)};
+    cudaSetDevice(m->rank);
+    g.config.engine = EPO_ENGINE_CUDA;
+    g.config.overlap = l->overlap;
+    g.config.delay_wgrad = l->delay;
+    g.config.dispatcher = l->dispatcher;
+    g.config.chunks = l->chunks;
+    g.config.timeout_s = 100;
+    g.config.rank = m->rank;
+    g.config.ranks = l->ranks;
+    g.config.threads = m->world;
+    b.experts = c.experts = l->experts;
+    b.hidden = c.hidden = l->hidden;
+    b.top_k = l->top_k;
+    b.max_tokens = TOKENS;
+    b.type = c.type = c.wgrad_type = l->type;
+    b.capacity = l->capacity;
+    b.overflow = l->overflow;
+    c.ffn = l->ffn;
+    c.w1 = all[0];
+    c.w2 = all[1];
+    c.dw1 = all[2];
+    c.dw2 = all[3];
+    if (went(m, engine->group_create(&g, &group), "group") &&
+        went(m, engine->buffer_create(group, &b, &buffer), "buffer") &&
+        went(m, engine->layer_create(group, &c, &lay), "layer"))
+        run_layer(m, group, buffer, lay);
+    (void)went(m, engine->layer_destroy(lay), "layer_destroy");
+    (void)went(m, engine->buffer_destroy(buffer), "buffer_destroy");
+    (void)went(m, engine->group_destroy(group), "group_destroy");
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+    return NULL;
+}
+
+static void run(const layer *l, long number) {
+    member m[RANKS] = {{0}};
+    pthread_t thread[RANKS];
+    epo_world *world = NULL;
+    char left[200];
+    setenv("EP_OVERLAP_CUDA_PEER", l->pairs ? "0" : "1", 1);
+    setenv("EP_OVERLAP_CUDA_CHAIN", l->chain ? "1" : "0", 1);
+    CU_ASSERT_EQUAL_FATAL(engine->world_create(l->ranks, &world), EPO_OK);
+    for (int r = 0; r < l->ranks; r++) {
+        m[r].rank = r;
+        m[r].l = l;
+        m[r].world = world;
+        CU_ASSERT_EQUAL_FATAL(pthread_create(&thread[r], NULL, member_main, &m[r]), 0);
+    }
+    for (int r = 0; r < l->ranks; r++)
+        pthread_join(thread[r], NULL);
+    engine->world_destroy(world);
+    for (int r = 0; r < l->ranks; r++) {
+        if (m[r].wrong > 0)
+            printf(
+                "layer %ld: %d ranks, %d experts each, top_k %d, H %d, F %d, type %d, %d chunks, "
+                "capacity %d, %s%s%s; rank %d, %d tokens: %s\n",
+                number, l->ranks, l->local, l->top_k, l->hidden, l->ffn, (int)l->type, l->chunks,
+                l->capacity, l->dispatcher == EPO_DISPATCH_FLEX ? "flex" : "alltoall",
+                l->overlap == EPO_ON ? "" : ", serial", l->pairs ? ", NCCL" : "", r, l->tokens[r],
+                m[r].text);
+        CU_ASSERT_EQUAL(m[r].wrong, 0);
+    }
+    const int n = fake_cuda_left(left, sizeof left), wrong = fake_cuda_wrong();
+    if (n != 0 || wrong != 0)
+        printf("layer %ld: left: %s; given back wrongly: %d\n", number, left, wrong);
+    CU_ASSERT_EQUAL(n, 0);
+    CU_ASSERT_EQUAL(wrong, 0);
+    fake_cuda_forget(false);
+}
+
+static void random_layers(void) {
+    static layer l;
+    long none = 0, full = 0, narrow = 0;
+    for (long i = seed; i < seed + layers; i++) {
+        make(&l, (uint64_t)i);
+        none += l.tokens[0] == 0;
+        full += l.top_k == l.experts;
+        narrow += l.hidden % 8 != 0;
+        run(&l, i);
+    }
+    CU_ASSERT(layers < 100 || (none > 0 && full > 0 && narrow > 0));
+}
+
+int main(int argc, char **argv) {
+    static const CU_TestInfo tests[] = {
+        {"random layers at the edges", random_layers},
+        CU_TEST_INFO_NULL,
+    };
+    layers = argc > 1 ? strtol(argv[1], NULL, 10) : layers;
+    seed = argc > 2 ? strtol(argv[2], NULL, 10) : seed;
+    fake_cuda_stream_ops(true);
+    engine = epo_engine_entry(EPO_ENGINE_ABI);
+    alarm(200); /* what hangs, ends */
+    return layers < 1 || engine == NULL ? 2 : unit_run("cuda edges", tests);
+}
