@@ -91,7 +91,7 @@ line() { grep -qE -- "$1" <<<"$output" || { echo "no line: $1" && false; }; }
 @test "run.sh: a signal ends what runs, the rest is named" {
     program dense <<<"touch '$work/begun'; sleep 876"
     ok units
-    (for try in {1..300}; do [ ! -e "$work/begun" ] || break; sleep 0.1; done
+    (for _ in {1..300}; do [ ! -e "$work/begun" ] || break; sleep 0.1; done
         kill -TERM "$(pgrep -of "run.sh -o $work/out dense units")") &
     run_sh 1 -o "$work/out" dense units
     line '^result phase=dense '
