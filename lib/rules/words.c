@@ -163,10 +163,12 @@ static void remember(splitter *s) {
     const char *value = s->buffer + n + 1 + adds, *known = value_of(s, s->buffer, n);
     memcpy(name, s->buffer, n);
     name[n] = '\0';
-    if (known != NULL && (old = strdup(known)) == NULL)
-        s->status = epo_fail(EPO_E_NOMEM, "words: no memory");
     if (s->status != EPO_OK)
         return;
+    if (known != NULL && (old = strdup(known)) == NULL) {
+        s->status = epo_fail(EPO_E_NOMEM, "words: no memory");
+        return;
+    }
     const char *before = old != NULL ? old : "";
     struct epo_text whole = EPO_TEXT_INIT;
     epo_text_format(&whole, "%s%s", adds ? before : "", value);
