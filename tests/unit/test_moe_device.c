@@ -323,7 +323,24 @@ static void refused_rank(moe_rank *c) {
     }
 }
 
+/* One rank's buffer is for graphs, the other's not. */
+static void differing_rank(moe_rank *c) {
+    moe_how how = {.overlap = 1};
+    epo_group *group = moe_rank_group(c, &how);
+    epo_buffer_config config = config_buffer(4, 4, 1, 3);
+    epo_buffer *buffer = NULL;
+    config.capacity = 3;
+    config.pad_to_capacity = 1;
+    config.graphs = c->rank;
+    EXPECT(c, c->engine->buffer_create(group, &config, &buffer) == EPO_E_PEER);
+    EXPECT(c, strstr(c->engine->error(), "graphs is 0 on rank 0 and 1 on rank 1") != NULL);
+    EXPECT(c, c->engine->group_destroy(group) == EPO_OK);
+}
+
 static void graphs_are_refused_in_words(void) {
+    const moe_device can = {.apart = true, .maps = true, .replays = true};
+    moe_device_be(&can);
+    CU_ASSERT_EQUAL(moe_ranks(2, 10.0, differing_rank, NULL), 0);
     moe_device_be(&plain);
     CU_ASSERT_EQUAL(moe_ranks(2, 10.0, refused_rank, NULL), 0);
 }

@@ -274,6 +274,40 @@ static void buffer_error_rank(moe_rank *c) {
     over(c, group, make_buffer(c, group, &config));
 }
 
+/* Whatever a rank has other than the others is named. */
+static void buffer_differs_rank(moe_rank *c) {
+    const char *const text[] = {"experts is 6 on rank 0 and 12 on rank 2",
+                                "top_k is 2 on rank 0 and 1 on rank 2",
+                                "max_tokens is 5 on rank 0 and 6 on rank 2",
+                                "chunks is 2 on rank 0 and 1 on rank 2",
+                                "align_rows is 1 on rank 0 and 4 on rank 2",
+                                "type is 0 on rank 0 and 1 on rank 2",
+                                "dispatcher is 1 on rank 0 and 0 on rank 2",
+                                "pad_to_capacity is 0 on rank 0 and 1 on rank 2",
+                                "wire is 0 on rank 0 and 1 on rank 2"};
+    epo_group *group = moe_rank_group(c, &overlapped);
+    epo_buffer *buffer = NULL;
+    for (int i = 0; i < 9; i++) {
+        const bool other = c->rank == 2;
+        epo_buffer_config config = config_buffer(i == 0 && other ? 2 * E : E, 128,
+                                                 i == 1 && other ? 1 : K, i == 2 && other ? 6 : T);
+        config.chunks = i == 3 && other ? 1 : 2;
+        config.align_rows = i == 4 && other ? 4 : 1;
+        config.type = i == 5 && other ? EPO_BF16 : EPO_F32;
+        config.dispatcher = i == 6 && other ? EPO_DISPATCH_ALLTOALL : EPO_DISPATCH_FLEX;
+        config.capacity = i == 7 ? 4 : -1;
+        config.pad_to_capacity = i == 7 && other;
+        config.wire = i == 8 && other ? EPO_WIRE_E4M3 : EPO_WIRE_ROWS;
+        REFUSED(c, c->engine->buffer_create(group, &config, &buffer), EPO_E_PEER, text[i]);
+        EXPECT(c, buffer == NULL);
+    }
+    EXPECT(c, c->engine->group_destroy(group) == EPO_OK);
+}
+
+static void buffers_that_differ(void) {
+    CU_ASSERT_EQUAL(moe_ranks(R, 20.0, buffer_differs_rank, NULL), 0);
+}
+
 static void buffer_errors_reach_all(void) {
     CU_ASSERT_EQUAL(moe_ranks(R, 20.0, buffer_error_rank, NULL), 0);
 }
@@ -533,6 +567,7 @@ int main(void) {
         {"a group's configuration", group_config},
         {"one rank's wrong routing is refused on all", plan_errors_reach_all},
         {"one rank's wrong buffer is refused on all", buffer_errors_reach_all},
+        {"a buffer of another rank's is another", buffers_that_differ},
         {"calls that do not fit the state", states},
         {"what one rank refuses ends the others at once", refusals_reach_all},
         {"ranks in different calls are told", other_calls_are_told},

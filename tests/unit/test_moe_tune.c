@@ -456,6 +456,11 @@ static void test_too_many_chunks(void) {
         strstr(epo_fail_text(), "chunks: 512 of them have 1029 flags, the fake engine has 512"));
     c.chunks = 253; /* 5 + 2 * 253 */
     CU_ASSERT_EQUAL(moe_buffer_bytes(&w.group[0], &c, &bytes), EPO_OK);
+    info.window_flags = 511;
+    CU_ASSERT_EQUAL(moe_buffer_bytes(&w.group[0], &c, &bytes), EPO_OK);
+    info.window_flags = 510;
+    CU_ASSERT_EQUAL(moe_buffer_bytes(&w.group[0], &c, &bytes), EPO_E_ARG);
+    info.window_flags = 512;
     c.chunks = 254;
     CU_ASSERT_EQUAL(moe_buffer_bytes(&w.group[0], &c, &bytes), EPO_E_ARG);
     c.chunks = 170; /* flex has three a chunk */
@@ -479,6 +484,22 @@ static void test_unmeasured(void) {
     CU_ASSERT_EQUAL(moe_buffer_chunks(b->group, 2, b), 2);
     b->dispatcher = EPO_DISPATCH_ALLTOALL;
     CU_ASSERT_EQUAL(moe_buffer_chunks(b->group, 0, b), 4);
+    CU_ASSERT_EQUAL(moe_buffer_chunks(b->group, 65, b), 64); /* an expert each */
+    /* Chunks that pay: a token has 8 rows of 4096 bytes, with flex one for each of 3 ranks. */
+    info.chunk_bytes = 1 << 20;
+    b->max_tokens = 4 << 20 >> 15;
+    CU_ASSERT_EQUAL(moe_buffer_chunks(b->group, 0, b), 4);
+    b->max_tokens--;
+    CU_ASSERT_EQUAL(moe_buffer_chunks(b->group, 0, b), 3);
+    b->max_tokens = 1;
+    CU_ASSERT_EQUAL(moe_buffer_chunks(b->group, 0, b), 1);
+    CU_ASSERT_EQUAL(moe_buffer_chunks(b->group, 5, b), 5); /* who asks for them gets them */
+    info.flex_chunks = 4;
+    b->dispatcher = EPO_DISPATCH_FLEX;
+    b->max_tokens = 256;
+    CU_ASSERT_EQUAL(moe_buffer_chunks(b->group, 0, b), 3);
+    b->group->overlap = false;
+    CU_ASSERT_EQUAL(moe_buffer_chunks(b->group, 5, b), 1);
     info = (epo_backend_info){0};
 }
 
