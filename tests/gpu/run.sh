@@ -215,7 +215,7 @@ run() { # PHASE SECONDS COMMAND...
     shift 2
     bounded "$out/$phase.log" "$limit" "$@"
     status=$?
-    what=$(basename -a "${@:1:2}" | tr '\n' ' ')
+    what=$(basename -a -- "${@:1:2}" | tr '\n' ' ')
     grep -a '^case' "$out/$phase.log" | sed "s/^case/$phase/" >>"$out/cases.tsv"
     grep -a '^result' "$out/$phase.log"
     if [ $status = 124 ] || [ $status = 137 ]; then
