@@ -2,8 +2,9 @@
  *
  * What the CUDA engine's CPU side makes of layers at their edges: ranks without tokens, experts
  * without rows or with all, as many slots as experts, widths that nothing divides, capacities
- * that drop, many chunks.  Random layers over the runtime in ordinary memory
- * (tests/fake/cuda_runtime.c); sizes, places and bytes are compared with counts made here.
+ * that drop or fill up, many chunks, what a graph could hold.  Random layers over the runtime in
+ * ordinary memory (tests/fake/cuda_runtime.c); sizes, places and bytes are compared with counts
+ * made here.
  *
  *   test_cuda_edges [LAYERS [SEED]]    so many (300), from this one on (1)
  */
@@ -34,14 +35,16 @@ static uint64_t mix(uint64_t x) {
 
 typedef struct layer {
     int ranks, local, experts, top_k, hidden, ffn, chunks, capacity;
-    bool chain, pairs;
+    bool chain, pairs, pad, graphs;
+    epo_saved_mode saved;
     epo_dtype type;
     epo_dispatcher dispatcher;
     epo_switch overlap, delay;
     epo_overflow overflow;
     int tokens[RANKS];
     int64_t slot[RANKS][TOKENS * TOP_K];
-    uint64_t rows[RANKS][EXPERTS]; /* that each rank sends to each expert */
+    uint64_t kept[RANKS][EXPERTS]; /* slots that each rank has for each expert */
+    uint64_t rows[RANKS][EXPERTS]; /* what it sends there, padding too */
 } layer;
 
 typedef struct draw {
@@ -65,9 +68,12 @@ static void count(layer *l) {
     for (int r = 0; r < l->ranks; r++)
         for (int i = 0; i < l->tokens[r] * l->top_k; i++) {
             const int64_t e = l->slot[r][i];
-            if (e >= 0 && (l->capacity < 0 || l->rows[r][e] < (uint64_t)l->capacity))
-                l->rows[r][e]++;
+            if (e >= 0 && (l->capacity < 0 || l->kept[r][e] < (uint64_t)l->capacity))
+                l->kept[r][e]++;
         }
+    for (int r = 0; r < l->ranks; r++)
+        for (int e = 0; e < l->experts; e++)
+            l->rows[r][e] = l->pad ? (uint64_t)l->capacity : l->kept[r][e];
 }
 
 static void make(layer *l, uint64_t number) {
@@ -96,6 +102,11 @@ static void make(layer *l, uint64_t number) {
 #endif
     l->capacity = pick(&d, 3) == 0 ? pick(&d, 4) : -1;
     l->overflow = l->capacity < 0 ? EPO_OVERFLOW_ERROR : EPO_OVERFLOW_DROP_POSITION;
+    l->pad = l->capacity >= 0 && pick(&d, 2) == 0;
+    l->graphs = l->pad && l->delay == EPO_OFF && !l->pairs && pick(&d, 2) == 0;
+    l->saved = l->dispatcher == EPO_DISPATCH_FLEX && pick(&d, 3) == 0 ? EPO_SAVE_TOKENS
+               : !l->graphs && pick(&d, 3) == 0                       ? EPO_SAVE_NOTHING
+                                                                      : EPO_SAVE_ROWS;
     const int how = pick(&d, 7);
     for (int r = 0; r < l->ranks; r++) {
         l->tokens[r] = pick(&d, 3) == 0 ? 0 : pick(&d, TOKENS + 1);
@@ -152,14 +163,16 @@ static void check_plan(member *m, epo_plan *plan, epo_group *group) {
     for (int i = 0; i < l->tokens[m->rank] * l->top_k; i++)
         slots += l->slot[m->rank][i] >= 0;
     for (int e = 0; e < l->experts; e++)
-        kept += l->rows[m->rank][e];
-    expect(m, s.dropped_slots == slots - kept, "dropped", s.dropped_slots, slots - kept);
+        kept += l->kept[m->rank][e];
+    if (!l->graphs) /* else kernels count them */
+        expect(m, s.dropped_slots == slots - kept, "dropped", s.dropped_slots, slots - kept);
 }
 
 static void check_bytes(member *m, epo_group *group, int passes) {
     const layer *l = m->l;
     const uint64_t row = (uint64_t)l->hidden * (l->type == EPO_F32 ? 4 : 2);
     uint64_t out = 0, in = 0;
+    const uint64_t again = l->saved == EPO_SAVE_NOTHING ? 1 : 0; /* x is sent a second time */
     epo_stats s = {.size = sizeof s};
     if (l->dispatcher == EPO_DISPATCH_FLEX || !went(m, engine->group_stats(group, &s, 1), "stats"))
         return;
@@ -168,7 +181,7 @@ static void check_bytes(member *m, epo_group *group, int passes) {
             out += r == m->rank && e / l->local != r ? l->rows[r][e] : 0;
             in += r != m->rank && e / l->local == m->rank ? l->rows[r][e] : 0;
         }
-    out *= row * (uint64_t)passes;
+    out *= row * (uint64_t)passes * (2 + again) / 2;
     in *= row * (uint64_t)passes;
     expect(m, s.dispatch_bytes == out, "bytes of dispatch", s.dispatch_bytes, out);
     expect(m, s.combine_bytes == in, "bytes of combine", s.combine_bytes, in);
@@ -231,6 +244,9 @@ static void *member_main(void *arg) {
     b.type = c.type = c.wgrad_type = l->type;
     b.capacity = l->capacity;
     b.overflow = l->overflow;
+    b.pad_to_capacity = l->pad;
+    b.graphs = l->graphs;
+    c.saved = l->saved;
     c.ffn = l->ffn;
     c.w1 = all[0];
     c.w2 = all[1];
@@ -269,9 +285,13 @@ static void run(const layer *l, long number) {
         if (m[r].wrong > 0)
             printf(
                 "layer %ld: %d ranks, %d experts each, top_k %d, H %d, F %d, type %d, %d chunks, "
-                "capacity %d, %s%s%s; rank %d, %d tokens: %s\n",
+                "capacity %d%s, saves %d, %s%s%s; rank %d, %d tokens: %s\n",
                 number, l->ranks, l->local, l->top_k, l->hidden, l->ffn, (int)l->type, l->chunks,
-                l->capacity, l->dispatcher == EPO_DISPATCH_FLEX ? "flex" : "alltoall",
+                l->capacity,
+                l->graphs ? " for graphs"
+                : l->pad  ? " filled"
+                          : "",
+                (int)l->saved, l->dispatcher == EPO_DISPATCH_FLEX ? "flex" : "alltoall",
                 l->overlap == EPO_ON ? "" : ", serial", l->pairs ? ", NCCL" : "", r, l->tokens[r],
                 m[r].text);
         CU_ASSERT_EQUAL(m[r].wrong, 0);
@@ -286,15 +306,19 @@ static void run(const layer *l, long number) {
 
 static void random_layers(void) {
     static layer l;
-    long none = 0, full = 0, narrow = 0;
+    long none = 0, full = 0, narrow = 0, filled = 0, graphs = 0, again = 0;
     for (long i = seed; i < seed + layers; i++) {
         make(&l, (uint64_t)i);
         none += l.tokens[0] == 0;
         full += l.top_k == l.experts;
         narrow += l.hidden % 8 != 0;
+        filled += l.pad;
+        graphs += l.graphs;
+        again += l.saved != EPO_SAVE_ROWS;
         run(&l, i);
     }
-    CU_ASSERT(layers < 100 || (none > 0 && full > 0 && narrow > 0));
+    CU_ASSERT(layers < 100 ||
+              (none > 0 && full > 0 && narrow > 0 && filled > 0 && graphs > 0 && again > 0));
 }
 
 int main(int argc, char **argv) {
