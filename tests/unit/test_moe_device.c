@@ -305,6 +305,49 @@ static void a_plan_serves_its_capture_alone(void) {
     }
 }
 
+/* A graph's memory is its own: a second pass of a capture takes the first one's again, another
+ * capture's takes none of it; all of it is given back with the last plan. */
+static void own_memory_rank(moe_rank *c) {
+    const epo_engine *e = c->engine;
+    moe_device can = {.apart = true, .maps = true, .replays = true};
+    moe_how how = {.dispatcher = EPO_DISPATCH_FLEX, .overlap = 1};
+    epo_group *group = moe_rank_group(c, &how);
+    epo_buffer_config config = config_buffer(2, 4, 1, 3);
+    epo_buffer *buffer = NULL;
+    epo_plan *plan[2] = {NULL, NULL};
+    const int64_t experts[3] = {0, 1, 0};
+    float x[12] = {0}, rows[64] = {0};
+    uint64_t held[4];
+    config.capacity = 3;
+    config.align_rows = 1;
+    config.pad_to_capacity = config.graphs = 1;
+    const epo_routing routing = config_routing(3, 1, experts, NULL);
+    EXPECT(c, e->buffer_create(group, &config, &buffer) == EPO_OK);
+    const uint64_t before = moe_device_bytes();
+    for (int i = 0; i < 4; i++) {
+        can.capture = i < 2 ? 1 : 2;
+        moe_device_be(&can);
+        if (i % 2 == 0)
+            EXPECT(c, e->plan_create(buffer, &routing, NULL, &plan[i / 2]) == EPO_OK);
+        EXPECT(c, e->combine(plan[i / 2], rows, x, NULL, NULL, NULL) == EPO_OK);
+        held[i] = moe_device_bytes() - before;
+    }
+    EXPECT(c, held[0] > 0 && held[1] == held[0]);
+    EXPECT(c, held[2] == 2 * held[0] && held[3] == held[2]);
+    e->plan_release(plan[0]);
+    EXPECT(c, moe_device_bytes() - before == held[3]);
+    e->plan_release(plan[1]);
+    EXPECT(c, moe_device_bytes() == before);
+    EXPECT(c, e->buffer_destroy(buffer) == EPO_OK);
+    EXPECT(c, e->group_destroy(group) == EPO_OK);
+}
+
+static void a_graph_has_its_own_memory(void) {
+    const moe_device can = {.apart = true, .maps = true, .replays = true};
+    moe_device_be(&can);
+    CU_ASSERT_EQUAL(moe_ranks(1, 10.0, own_memory_rank, NULL), 0);
+}
+
 static void refused_rank(moe_rank *c) {
     const epo_engine *e = c->engine;
     const char *const text[] = {"must not depend on the routing; pad to a capacity",
@@ -384,6 +427,7 @@ int main(void) {
         {"wire rows and own experts", wire_and_own_experts},
         {"graphs hold what plain calls do", graphs_hold_what_plain_calls_do},
         {"a plan serves its capture alone", a_plan_serves_its_capture_alone},
+        {"a graph has its own memory", a_graph_has_its_own_memory},
         {"graphs are refused in words", graphs_are_refused_in_words},
         {"a wrong routing is told to all", a_wrong_routing_is_told_to_all},
         CU_TEST_INFO_NULL,
