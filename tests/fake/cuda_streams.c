@@ -542,6 +542,45 @@ EXPORT int cuStreamWaitEvent(stream *s, event *e, unsigned flags) {
     return put(s, (operation){.kind = AFTER, .event = e, .mark = mark_of(e)});
 }
 
+/* ---- a module: of bytes that begin with its mark, one kernel, which copies ---- */
+
+EXPORT int cuCtxGetDevice(int *out) {
+    FAILS;
+    return *out = 0;
+}
+EXPORT int cuDeviceGetAttribute(int *out, int what, int device) {
+    FAILS;
+    *out = 7;
+    return what != 16 || device != 0;
+}
+EXPORT int cuModuleLoadData(void **out, const void *bytes) {
+    FAILS;
+    *out = &context_object;
+    return memcmp(bytes, "fake module", 11) == 0 ? 0 : 200;
+}
+EXPORT int cuModuleUnload(void *module) {
+    FAILS;
+    return module != &context_object;
+}
+EXPORT int cuModuleGetFunction(void **out, void *module, const char *name) {
+    FAILS;
+    *out = module;
+    return strcmp(name, "epo_copy") == 0 ? 0 : 500;
+}
+/* As the kernel: by 16 bytes, of addresses that are multiples of that. */
+EXPORT int cuLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by,
+                          unsigned bz, unsigned shared, stream *s, void **arguments, void **extra) {
+    FAILS;
+    (void)f, (void)shared, (void)extra;
+    const uintptr_t to = *(uintptr_t *)arguments[0], from = *(uintptr_t *)arguments[1];
+    const unsigned long long count = *(unsigned long long *)arguments[2];
+    if (x != 7 || y * z * by * bz != 1 || bx != 32 || (to | from | count) % 16 != 0)
+        return 1;
+    return put(
+        s, (operation){
+               .kind = COPY, .to = (void *)to, .from = (const void *)from, .count = (size_t)count});
+}
+
 /* ---- capture ---- */
 
 EXPORT int cuThreadExchangeStreamCaptureMode(int *mode) {

@@ -449,6 +449,87 @@ static void codes(ncclComm_t c, cudaStream_t s) {
     printf("%d\n", ncclCommDestroy(other));
 }
 
+/* Large ones to oneself, beside one of the other's, from and to any address. */
+static void selves(ncclComm_t c, cudaStream_t s, uint64_t count) {
+    const int other = 1 - rank;
+    unsigned char *const at = recv_buffer.host;
+    for (uint64_t call = 0; call < count; call++) {
+        const uint64_t bytes = next(2) * (MOST / 2) + MOST / 2 + next(2 * MOST);
+        const uint64_t from = next(2) * next(64), to = next(2) * next(64);
+        for (uint64_t i = 0; i < bytes; i++)
+            send_buffer.host[i] = byte_of(rank, rank, call, i);
+        memset(at, 0x5a, 4 * MOST);
+        MUST(copy(recv_buffer.device, (uintptr_t)at, 4 * MOST));
+        MUST(copy(send_buffer.device + from, (uintptr_t)send_buffer.host, bytes));
+        MUST(sync_stream(NULL));
+        MUST(ncclGroupStart());
+        for (int p = 0; p < ranks; p++) {
+            const uintptr_t out = p == rank ? from : 6 * MOST, in = p == rank ? 64 + to : 6 * MOST;
+            const uint64_t n = p == rank ? bytes : 100000;
+            MUST(ncclSend((void *)(send_buffer.device + out), n, 0, p, c, s));
+            MUST(ncclRecv((void *)(recv_buffer.device + in), n, 0, p, c, s));
+        }
+        MUST(ncclGroupEnd());
+        MUST(sync_stream(s));
+        MUST(copy((uintptr_t)at, recv_buffer.device, 4 * MOST));
+        for (uint64_t i = 0; i < 4 * MOST; i++) {
+            const bool inside = i >= 64 + to && i < 64 + to + bytes;
+            if (at[i] != (inside ? byte_of(rank, rank, call, i - 64 - to) : 0x5a))
+                fail("wrong byte of one's own", (long)i, (long)other);
+        }
+    }
+}
+
+#define LATE(name, parameters)                                                                     \
+    ncclResult_t(*name) parameters;                                                                \
+    f = symbol(RTLD_DEFAULT, #name);                                                               \
+    memcpy(&name, &f, sizeof f)
+
+/* What carries nothing: every other collective, and communicators made and ended in the other ways.
+ */
+static void others(ncclComm_t c, cudaStream_t s) {
+    void *const out = (void *)send_buffer.device, *const in = (void *)recv_buffer.device, *f;
+    LATE(ncclCommInitRankScalable, (ncclComm_t *, int, int, int, ncclUniqueId *, ncclConfig_t *));
+    LATE(ncclCommShrink, (ncclComm_t, int *, int, ncclComm_t *, ncclConfig_t *, int));
+    LATE(ncclCommRevoke, (ncclComm_t, int));
+    LATE(ncclGroupSimulateEnd, (ncclSimInfo_t *));
+    ncclComm_t more, few = NULL, one;
+    ncclUniqueId id;
+    int list[32], n = 0, last = ranks - 1;
+    list[n++] = ncclAllGather(out, in, 4, 7, c, s);
+    list[n++] = ncclReduceScatter(out, in, 4, 7, 0, c, s);
+    list[n++] = ncclBroadcast(out, in, 4, 7, 0, c, s);
+    list[n++] = ncclReduce(out, in, 4, 7, 0, 0, c, s);
+    list[n++] = ncclGroupStart();
+    list[n++] = ncclSend(out, 300000, 0, rank, c, s);
+    list[n++] = ncclGroupSimulateEnd(NULL);
+    memset(&id, 0, sizeof id);
+    snprintf(id.internal, sizeof id.internal, "%.50s-scalable", getenv("UNIQUE"));
+    list[n++] = ncclCommInitRankScalable(&more, ranks, rank, 0, &id, NULL);
+    list[n++] = ncclCommInitRankScalable(&more, ranks, rank, 1, &id, NULL);
+    random_calls(more, s, 6);
+    if (rank != last)
+        list[n++] = ncclCommShrink(more, &last, 1, &few, NULL, 0);
+    for (uint64_t call = 0; rank != last && call < 6; call++)
+        exchange(few, s, call);
+    list[n++] = few != NULL ? ncclCommDestroy(few) : 0;
+    list[n++] = ncclCommRevoke(more, 0);
+    list[n++] = rank != last ? ncclCommShrink(more, &last, 1, &few, NULL, 1) : 0;
+    if (rank != last)
+        exchange(few, s, 6); /* (nobody ends what others have not seen yet) */
+    list[n++] = rank != last ? ncclCommAbort(few) : 0;
+    list[n++] = ncclCommAbort(more);
+    list[n++] = ncclCommInitAll(&one, 1, NULL);
+    list[n++] = ncclGroupStart();
+    list[n++] = ncclSend(out, 70000, 0, 0, one, s);
+    list[n++] = ncclRecv(in, 70000, 0, 0, one, s);
+    list[n++] = ncclGroupEnd();
+    list[n++] = ncclCommDestroy(one);
+    for (int i = 0; i < n; i++)
+        printf("%d ", list[i]);
+    printf("of %d\n", n);
+}
+
 /* A child has nothing to do with the parent's communicators. */
 static void forks(ncclComm_t c, cudaStream_t s, uint64_t count) {
     for (uint64_t call = 0; call < count; call++) {
@@ -462,149 +543,7 @@ static void forks(ncclComm_t c, cudaStream_t s, uint64_t count) {
     }
 }
 
-/* A data loader's worker: answers until its pipe is closed. */
-static void work(int in, int out) {
-    unsigned char word;
-    while (read(in, &word, 1) == 1) {
-        word++;
-        if (write(out, &word, 1) != 1)
-            exit(1);
-    }
-    exit(0); /* with exit handlers */
-}
-
-enum { WORKERS = 4 };
-
-static struct {
-    pid_t pid;
-    int to, from;
-} workers[WORKERS];
-
-static void worker_start(int i) {
-    int there[2], back[2];
-    MUST(pipe(there));
-    MUST(pipe(back));
-    workers[i].pid = fork();
-    if (workers[i].pid == 0) {
-        for (int k = 0; k < i; k++)
-            close(workers[k].to);
-        close(there[1]);
-        work(there[0], back[1]);
-    }
-    close(there[0]);
-    close(back[1]);
-    workers[i].to = there[1];
-    workers[i].from = back[0];
-}
-
-static void must_end(pid_t child) {
-    int status = 0;
-    if (waitpid(child, &status, 0) != child || status != 0)
-        fail("child", status, 0);
-}
-
-static atomic_bool loading;
-
-/* One that is started for each file, by fork alone or by a program, beside the exchanges. */
-static void *load(void *argument) {
-    (void)argument;
-    for (int n = 0; atomic_load(&loading); n++) {
-        const pid_t child = fork();
-        if (child == 0 && n % 2 == 0)
-            execl("/bin/sh", "sh", "-c", "exit 0", NULL);
-        if (child == 0)
-            exit(n % 2 == 0);
-        must_end(child);
-    }
-    return NULL;
-}
-
-/* Workers that live as long as the communicator and longer, and such as come and go. */
-static void loaders(ncclComm_t c, cudaStream_t s, uint64_t count) {
-    pthread_t thread;
-    for (int i = 0; i < WORKERS; i++)
-        worker_start(i);
-    atomic_store(&loading, true);
-    MUST(pthread_create(&thread, NULL, load, NULL));
-    for (uint64_t call = 0; call < count; call++) {
-        const unsigned char said = (unsigned char)call;
-        unsigned char heard = 0;
-        const int i = (int)(call % WORKERS);
-        if (write(workers[i].to, &said, 1) != 1)
-            fail("a worker does not read", i, (long)call);
-        exchange(c, s, call);
-        if (read(workers[i].from, &heard, 1) != 1 || heard != (unsigned char)(said + 1))
-            fail("a worker's answer", i, heard);
-    }
-    atomic_store(&loading, false);
-    pthread_join(thread, NULL);
-    MUST(ncclCommDestroy(c));
-    for (int i = 0; i < WORKERS; i++) {
-        close(workers[i].to);
-        close(workers[i].from);
-        must_end(workers[i].pid);
-    }
-}
-
-/* Rank 0 dies of a wrong address: behind an exchange, or `held`, when its stream never comes to
- * one, and the other ends its waits for it. */
-static void crash(ncclComm_t c, cudaStream_t s, bool held) {
-    const int other = 1 - rank;
-    uintptr_t word;
-    exchange(c, s, 0);
-    if (held) {
-        MUST(mem_alloc(&word, 4096));
-        if (rank == 0)
-            MUST(wait_value(s, word, 1, 0));
-        MUST(ncclGroupStart());
-        MUST(ncclSend((void *)send_buffer.device, 500000, 0, other, c, s));
-        MUST(ncclRecv((void *)recv_buffer.device, 500000, 0, other, c, s));
-        MUST(ncclGroupEnd());
-    }
-    if (rank == 0)
-        kill(getpid(), SIGSEGV);
-    usleep(300000);
-    if (held)
-        MUST(ncclCommAbort(c));
-    MUST(sync_stream(s));
-}
-
-static int count_lines(const char *path, const char *with) {
-    char line[512];
-    int n = 0;
-    FILE *f = fopen(path, "re");
-    while (f != NULL && fgets(line, sizeof line, f) != NULL)
-        n += strstr(line, with) != NULL;
-    if (f != NULL)
-        fclose(f);
-    return n;
-}
-
-static int count_open(void) {
-    int n = 0;
-    for (int fd = 0; fd < 256; fd++)
-        n += fcntl(fd, F_GETFD) >= 0;
-    return n;
-}
-
-/* Communicators that come and go, ended in every way: nothing is left of them in the process. */
-static void cycles(ncclComm_t c, cudaStream_t s, uint64_t count) {
-    int maps = 0, files = 0;
-    for (uint64_t call = 0; call < count; call++) {
-        ncclComm_t one;
-        MUST(ncclCommSplit(c, 0, rank, &one, NULL));
-        exchange(one, s, call);
-        MUST(call % 2 == 0 ? ncclCommDestroy(one) : ncclCommAbort(one));
-        exchange(c, s, call); /* (all have ended theirs) */
-        if (call == 2) {
-            maps = count_lines("/proc/self/maps", "/ep-overlap-");
-            files = count_open();
-        }
-    }
-    const int maps_now = count_lines("/proc/self/maps", "/ep-overlap-"), files_now = count_open();
-    if (maps_now > maps + 1 || files_now > files) /* (one whose peer has not closed it yet) */
-        fail("left behind", maps_now - maps, files_now - files);
-}
+#include "intercept_life.h"
 
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
@@ -640,6 +579,10 @@ int main(int argc, char **argv) {
         codes(c, s);
     else if (strcmp(what, "fork") == 0)
         forks(c, s, count);
+    else if (strcmp(what, "self") == 0)
+        selves(c, s, count);
+    else if (strcmp(what, "others") == 0)
+        others(c, s);
     else if (strcmp(what, "loaders") == 0)
         loaders(c, s, count);
     else if (strcmp(what, "crash") == 0)

@@ -208,9 +208,13 @@ ncclResult_t ncclCommRevoke(ncclComm_t c, int flags) {
 }
 #endif
 ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *devices) {
-    (void)comms, (void)devices;
+    char name[ROOM];
+    (void)devices;
     log_call("%s %d\n", __func__, count);
-    return 4;
+    if (count != 1)
+        return 4;
+    snprintf(name, sizeof name, "/dev/shm/ep-fake-comm-all-%d", (int)getpid());
+    return join(comms, name, 1, 0);
 }
 
 ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *out,

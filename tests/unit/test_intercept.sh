@@ -135,6 +135,8 @@ check "observe: every call and result as without" same_calls observe 2 random 20
 check "observe: wrong calls, nested groups, non-blocking" same_calls observe 2 codes 1
 check "accelerate: wrong calls, nested groups, non-blocking" same_calls accelerate 2 codes 1 "${least[@]}"
 check "accelerate, nothing large enough: every call as without" same_calls accelerate 2 random 20 "${none[@]}"
+check "observe: the other collectives and ends" same_calls observe 3 others 1
+check "accelerate, nothing large enough: the same" same_calls accelerate 3 others 1 "${none[@]}"
 check "an error of ncclGroupStart" same_calls observe 1 random 1 FAKE_NCCL_FAIL=ncclGroupStart:3
 check "an error of ncclSend" same_calls accelerate 1 random 1 FAKE_NCCL_FAIL=ncclSend:2 "${none[@]}"
 check "an error of ncclGroupEnd" same_calls accelerate 1 random 1 FAKE_NCCL_FAIL=ncclGroupEnd:6 "${none[@]}"
@@ -155,6 +157,36 @@ check "4 ranks, random sizes" arrives 4 random 40 "${least[@]}"
 check "everything carried" arrives 3 random 30 "${least[@]}" EP_OVERLAP_INTERPOSE_LEAST=1
 check "a driver that takes words one by one" arrives 3 random 30 "${least[@]}" FAKE_CUDA_BATCH=no
 check "what stands in a row is one call" arrives 2 random 30 "${least[@]}" FAKE_CUDA_BATCH=only EP_OVERLAP_INTERPOSE_LEAST=1
+# A kernel beside the library copies what is a rank's own, where its file is one and the driver takes it.
+mkdir "$work/beside"
+cp "$library" "$work/beside/"
+with_kernel() { # TEXT [NAME=VALUE...]
+    printf '%s' "$1" >"$work/beside/intercept_copy.fatbin"
+    library=$work/beside/${library##*/} arrives 2 self 16 "${least[@]}" "${@:2}"
+}
+no_kernel() { # a driver that refuses it: its own copies
+    local fault
+    for fault in cuModuleLoadData:1 cuModuleGetFunction:1 cuLaunchKernel:1 cuCtxGetDevice:1 cuDeviceGetAttribute:1; do
+        with_kernel "fake module" FAKE_CUDA_FAIL="$fault" || return 1
+    done
+}
+check "messages to oneself, without a kernel" arrives 2 self 8 "${least[@]}"
+check "messages to oneself by a kernel" with_kernel "fake module"
+check "a kernel's file that is none" with_kernel "nonsense"
+check "an empty file of a kernel" with_kernel ""
+check "a driver that refuses the kernel" no_kernel
+kernel_fails() { # later: the call hears it
+    printf 'fake module' >"$work/beside/intercept_copy.fatbin"
+    ! library=$work/beside/${library##*/} RANK_LIMIT=5 ranks accelerate 2 self 8 "${least[@]}" FAKE_CUDA_FAIL=cuLaunchKernel:3 &&
+        grep -q 'ep-overlap: rank 0 of 2: .*CUDA_ERROR_FAKE' "$work/out.0"
+}
+check "a kernel that cannot be launched any more" kernel_fails
+no_folder() { # figures that cannot be written change nothing else
+    ranks accelerate 2 random 10 "${least[@]}" EP_OVERLAP_RECORD=/proc/no-such-folder || return 1
+    cat "$work"/out.*
+    grep -q 'ep-overlap: /proc/no-such-folder.*; no figures written' "$work/out.1" && grep -q 'ok 10' "$work/out.1"
+}
+check "figures that cannot be written" no_folder
 check "the default stream" arrives 2 default 20 "${least[@]}"
 # (a late rank's exchange would go to the stand-in NCCL, whose calls wait for the stream that is held up)
 two=("${least[@]}" EP_OVERLAP_INTERPOSE_LEAST=1 EP_OVERLAP_INTERPOSE_WAIT=10000000)
