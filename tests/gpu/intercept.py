@@ -8,7 +8,7 @@
         --ranks N     two where nothing is said; `speed`, `time` and `mismatch` are of two
         --calls N     random calls of each long case, --seconds S their limit, --seed A what they follow from:
                       other seeds are other calls, so that runs of one library add up
-        --within S    no case begins after S seconds
+        --within S    no case begins after S seconds, none goes on for more than 4 s after them
         --together    cases are started some ahead, by fork from one that has imported torch, and take their
                       turns when they are ready to exchange: what starts is not waited for each time
 
@@ -422,8 +422,10 @@ def start(options, mode, parts, extra, gate=None):
         if nursery and not set(extra) & set(SEGMENTS):  # (torch may have read that when it was imported)
             ranks.append(nursery.start(env, parts))
             continue
+        options.started += 1
         ranks.append(Process([sys.executable, HERE, "--rank", json.dumps(parts)],
-                             dict(os.environ, **env, **preload(options, mode))))
+                             dict(os.environ, **env, **preload(options, mode)),
+                             os.path.join(options.folder, str(options.started))))
     return ranks
 
 
@@ -490,13 +492,15 @@ def in_turns(options, cases):
             came = stand_at(gate, ranks)
             for _, others, _, other, _ in running[1:] if timed else []:
                 stand_at(other, others)
+            if options.late():
+                continue
             if not came:
                 for p in ranks:
                     p.kill()
             print("%.1f s: %s" % (time.time() - options.began, name), flush=True)
             turn = time.time()
             with in_turn(contextlib.nullcontext(), gate, ranks):
-                failed += not show(options, name, end(ranks, limit), time.time() - turn)
+                failed += not show(options, name, end(ranks, options.most(limit)), time.time() - turn)
             running.pop(0)
     finally:
         for name, ranks, _, _, _ in running:
@@ -645,6 +649,8 @@ def main():
     with open(options.library, "rb") as f:
         options.state = hashlib.sha256(f.read()).hexdigest()[:12]
     options.late = lambda: time.time() - options.began > options.within
+    options.most = lambda limit: max(1, min(limit, int(options.began + options.within + 4 - time.time())))
+    options.folder, options.started = tempfile.mkdtemp(prefix="ep-intercept-"), 0
     told(options.ranks, options.gpus)
     cases = chosen(options)
     if options.together:
@@ -656,7 +662,9 @@ def main():
                 left_out(name, options)
                 continue
             begun = time.time()
-            failed += not show(options, name, end(start(options, mode, parts, extra), limit), time.time() - begun)
+            failed += not show(options, name, end(start(options, mode, parts, extra), options.most(limit)),
+                               time.time() - begun)
+    shutil.rmtree(options.folder, ignore_errors=True)
     print("intercept: %s" % ("all cases passed" if not failed else "%d cases FAILED" % failed))
     return 1 if failed else 0
 
