@@ -147,7 +147,12 @@ static bool turn(fake_kind what, const char *call) {
     pthread_mutex_unlock(&fake.lock);
     return now;
 }
-static bool fails(const char *call) { return turn(FAKE_CALLS, call); }
+static _Thread_local cudaError_t last; /* of the thread's calls, until it asks */
+static bool fails(const char *call) {
+    const bool now = turn(FAKE_CALLS, call);
+    last = now ? cudaErrorUnknown : last;
+    return now;
+}
 #define MAY_FAIL                                                                                   \
     do {                                                                                           \
         if (fails(__func__))                                                                       \
@@ -270,7 +275,11 @@ cudaError_t cudaRuntimeGetVersion(int *version) {
     *version = CUDART_VERSION;
     return cudaSuccess;
 }
-cudaError_t cudaGetLastError(void) { return cudaSuccess; }
+cudaError_t cudaGetLastError(void) {
+    const cudaError_t e = last;
+    last = cudaSuccess;
+    return e;
+}
 const char *cudaGetErrorName(cudaError_t e) { return e == cudaSuccess ? "cudaSuccess" : "failed"; }
 const char *cudaGetErrorString(cudaError_t e) { return e == cudaSuccess ? "ok" : "as told"; }
 
