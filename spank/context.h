@@ -90,6 +90,9 @@ struct ep_plugin {
 /* options.c: registers the options; `callback` belongs to the caller, because
  * SPANK's callbacks carry no context. */
 int ep_options_register(struct ep_plugin *plugin, spank_t spank, spank_opt_cb_f callback);
+/* In sbatch and salloc: what the job that this one is submitted from had inherited is not
+ * handed on to it, and not mixed with its own options. */
+void ep_options_forget(struct ep_plugin *plugin);
 /* What the callback calls: 0, or -1 after one line for a value that is not allowed. */
 int ep_option_take(struct ep_plugin *plugin, int flag, const char *argument);
 /* Of --delay-wgrad and --no-delay-wgrad hands only the last one on to the job. */

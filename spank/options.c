@@ -54,6 +54,14 @@ static void variable_of(const char *prefix, int flag, char *name, size_t room) {
             *c = '_';
 }
 
+void ep_options_forget(struct ep_plugin *plugin) {
+    char name[128];
+    for (int flag = 0; flag < EP_FLAG_COUNT && plugin->where == S_CTX_ALLOCATOR; flag++) {
+        variable_of(INHERITED, flag, name, sizeof name);
+        plugin->api->own_unsetenv(name);
+    }
+}
+
 /* Slurm calls back for what was inherited first, and then for the command line:
  * the first call for an option that stands in the job's environment is the
  * inherited one. */

@@ -21,6 +21,7 @@ static int take_option(int value, const char *argument, int remote) {
 int slurm_spank_init(spank_t spank, int count, char **arguments) {
     ep_plugin_begin(&plugin, &wrap_spank_real, EP_CONFIG);
     ep_settings_arguments(&plugin, count, arguments);
+    ep_options_forget(&plugin);
     if (plugin.where == S_CTX_LOCAL || plugin.where == S_CTX_ALLOCATOR ||
         plugin.where == S_CTX_REMOTE)
         ep_options_register(&plugin, spank, take_option);

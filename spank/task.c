@@ -188,13 +188,23 @@ static bool is_visible(const struct epo_decision *decision) {
            decision->choice[EPO_OPT_OVERLAP].value == EPO_OVERLAP_ON;
 }
 
+/* A decision that the user set by hand, for runs outside of Slurm: it would overlap where an
+ * option of this step says off. */
+static bool is_contradicted(struct ep_plugin *plugin, spank_t spank) {
+    char *by_hand = plugin->api->task_getenv(spank, EPO_OUT_DECISION);
+    bool contradicted =
+        plugin->decision.any_option && by_hand != NULL && strcmp(by_hand, "on") == 0;
+    free(by_hand);
+    return contradicted;
+}
+
 int ep_task_start(struct ep_plugin *plugin, spank_t spank) {
     plugin->api->task_unsetenv(spank, EPO_STEP_RECORD);
+    ep_task_restore(plugin, spank); /* of a step that this one, or its job, was started from */
     if (!plugin->srun_step && plugin->refusal[0] == '\0') {
         ep_task_batch_note(plugin, spank);
         return 0;
     }
-    ep_task_restore(plugin, spank);
     if (plugin->refusal[0] != '\0') {
         bool shared = plugin->refusal_shared;
         ep_task_refuse(plugin, spank, shared ? "" : plugin->refusal, shared ? plugin->refusal : "");
@@ -204,7 +214,7 @@ int ep_task_start(struct ep_plugin *plugin, spank_t spank) {
     char *set = NULL;
     if (!prepare(plugin, spank, &task))
         return -1;
-    if (is_visible(&plugin->decision) &&
+    if ((is_visible(&plugin->decision) || is_contradicted(plugin, spank)) &&
         ep_task_set(plugin, spank, task.preload, &task.intercept, &set) != EPO_OK &&
         !cannot_serve(plugin, spank, epo_fail_text(), ""))
         return -1;

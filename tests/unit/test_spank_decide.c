@@ -102,6 +102,28 @@ static void inherited_is_told_from_given(void) {
     fake_end();
 }
 
+static void a_job_does_not_hand_on_to_those_it_submits(void) {
+    static const char *const names[] = {
+        "SLURM_SPANK__SLURM_SPANK_OPTION_ep_overlap_ep_overlap",
+        "SLURM_SPANK__SLURM_SPANK_OPTION_ep_overlap_ep_dispatcher",
+        "SLURM_SPANK__SLURM_SPANK_OPTION_ep_overlap_delay_wgrad",
+        "SLURM_SPANK__SLURM_SPANK_OPTION_ep_overlap_no_delay_wgrad"};
+    static const spank_context_t where[] = {S_CTX_ALLOCATOR, S_CTX_LOCAL, S_CTX_REMOTE};
+    for (size_t w = 0; w < 3; w++) {
+        fake_begin(where[w]);
+        for (size_t i = 0; i < 4; i++)
+            fake_put(&fake.own, names[i], "on");
+        fake_put(&fake.own, "SLURM_SPANK__SLURM_SPANK_OPTION_other_ep_overlap", "on");
+        begin(where[w]);
+        ep_options_forget(&plugin);
+        for (size_t i = 0; i < 4; i++)
+            CU_ASSERT_EQUAL(fake_get(&fake.own, names[i]) != NULL, w > 0);
+        CU_ASSERT_PTR_NOT_NULL(
+            fake_get(&fake.own, "SLURM_SPANK__SLURM_SPANK_OPTION_other_ep_overlap"));
+        fake_end();
+    }
+}
+
 static void a_companion_without_overlap_is_refused(void) {
     fake_begin(S_CTX_LOCAL);
     configure("");
@@ -388,6 +410,7 @@ int main(void) {
                                  TEST(a_bad_value_on_a_node_waits_for_the_task),
                                  TEST(the_last_of_two_wins),
                                  TEST(inherited_is_told_from_given),
+                                 TEST(a_job_does_not_hand_on_to_those_it_submits),
                                  TEST(a_companion_without_overlap_is_refused),
                                  TEST(a_bad_default_in_the_environment_is_refused),
                                  TEST(a_broken_configuration_refuses_requests_only),

@@ -173,6 +173,42 @@ static void a_batch_script_without_srun_is_told(void) {
     }
 }
 
+static void a_batch_script_that_a_step_submitted_is_as_without(void) {
+    fake_begin(S_CTX_LOCAL);
+    configure("");
+    fake_put(&fake.task, "LD_PRELOAD", "own.so");
+    srun_to_task(give_all);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0); /* its environment goes with sbatch */
+    CU_ASSERT(fake.task.count > 1);
+    fake_next(S_CTX_REMOTE);
+    fake.step = 0xfffffffb;
+    begin(S_CTX_REMOTE);
+    ep_step_decide(&plugin, NULL);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    CU_ASSERT_EQUAL(fake.task.count, 1);
+    CU_ASSERT_STRING_EQUAL(fake_get(&fake.task, "LD_PRELOAD"), "own.so");
+    fake_end();
+}
+
+static void off_wins_over_a_decision_by_hand(void) {
+    fake_begin(S_CTX_LOCAL);
+    configure("");
+    fake_put(&fake.task, EPO_OUT_DECISION, "on");
+    srun_to_task(NULL); /* no option: as without the plugin */
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    CU_ASSERT_EQUAL(fake.task.count, 1);
+    CU_ASSERT_STRING_EQUAL(fake_get(&fake.task, EPO_OUT_DECISION), "on");
+    fake_next(S_CTX_LOCAL);
+    srun_to_task(give_off);
+    CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+    CU_ASSERT_STRING_EQUAL(fake_get(&fake.task, EPO_OUT_DECISION), "off");
+    HAS(fake_get(&fake.task, EPO_OUT_REASON), "--ep-overlap=off, the command line");
+    ep_task_restore(&plugin, NULL); /* as a nested step does first */
+    CU_ASSERT_STRING_EQUAL(fake_get(&fake.task, EPO_OUT_DECISION), "on");
+    CU_ASSERT_EQUAL(fake.task.count, 1);
+    fake_end();
+}
+
 static void a_program_of_a_step_is_no_batch_script(void) {
     char script[320];
     snprintf(script, sizeof script, "%s/script", folder);
@@ -471,6 +507,8 @@ int main(void) {
                                  TEST(special_steps_are_left_alone),
                                  TEST(a_batch_script_without_srun_is_told),
                                  TEST(a_program_of_a_step_is_no_batch_script),
+                                 TEST(a_batch_script_that_a_step_submitted_is_as_without),
+                                 TEST(off_wins_over_a_decision_by_hand),
                                  TEST(numbers_that_slurm_lacks_change_nothing),
                                  TEST(what_speaks_against_a_preload_is_told),
                                  TEST(gpu_steps_get_the_variables_of_an_overlap_run),
