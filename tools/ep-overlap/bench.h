@@ -68,6 +68,10 @@ typedef struct bench_figures {
     bool identical;                    /* outputs and gradients, to its serial arm's bits */
 } bench_figures;
 
+/* The middle round over the best one: above it a run is told to carry no figure.  On GPUs 1.01
+ * to 1.07 was seen. */
+#define BENCH_UNREST 1.3
+
 typedef struct bench_result {
     epo_group_info info; /* of the first arm; texts copied below */
     char engine[16], versions[256], gpu[96], why_host[256]; /* why not the CUDA engine; "" */

@@ -11,6 +11,27 @@
 
 /* ---- for people ----------------------------------------------------------------- */
 
+/* How far the middle round is from the best one, in the arm where it is farthest: what else ran
+ * on the machine, since each round does the same. */
+static double unrest(int arms, const bench_result *r) {
+    double worst = 1;
+    for (int a = 0; a < arms; a++) {
+        const spread *times[] = {&r->arm[a].forward, &r->arm[a].both};
+        for (int t = 0; t < 2; t++)
+            worst = fmax(worst, times[t]->median / times[t]->least);
+    }
+    return worst;
+}
+
+static void warn_unrest(int arms, const bench_result *r) {
+    const double worst = unrest(arms, r);
+    if (worst > BENCH_UNREST)
+        printf("\nNOTE: in one arm the middle round took %.1f times the best one: other work ran "
+               "here, "
+               "or --repeat\nis too low; take no figure from this run\n",
+               worst);
+}
+
 static const char *ratio(double value, char *text, size_t bytes) {
     if (isfinite(value))
         snprintf(text, bytes, "%.2f", value);
@@ -46,12 +67,12 @@ static void heading(const bench_options *o, const bench_result *r) {
 static void times_row(const bench_arm *arm, const spread *t, const spread *faster, double exposed,
                       double efficiency, bool serial, bool identical) {
     char x[16], eff[16];
-    printf("  %-26s %9.3f %8.3f..%-8.3f %5s %9.3f %10s   %s\n", arm->name, t->median, t->least,
+    printf("  %-26s %9.3f %8.3f..%-8.3f %5s %9.3f %10s%s\n", arm->name, t->median, t->least,
            t->most, serial ? "1.00" : ratio(faster->median, x, sizeof x), exposed,
            serial ? "-" : ratio(efficiency, eff, sizeof eff),
            serial      ? ""
-           : identical ? "same bits"
-                       : "OTHER RESULTS");
+           : identical ? "   same bits"
+                       : "   OTHER RESULTS");
 }
 
 static void times_head(const char *what, const char *note) {
@@ -118,6 +139,7 @@ void bench_print_text(const bench_options *o, const bench_arm *arm, int arms,
     times_tables(arm, arms, r);
     cost_table(arm, arms, r);
     ceilings(arm, arms, r);
+    warn_unrest(arms, r);
 }
 
 /* ---- for programs --------------------------------------------------------------- */
@@ -221,6 +243,7 @@ void bench_print_json(const bench_options *o, const bench_arm *arm, int arms,
     epo_json_number(&j, "least_dispatch_ms", r->least_ms);
     epo_json_number(&j, "process_peak_mb", r->process_mb);
     epo_json_number(&j, "gpu_used_mb", r->gpu_used_mb);
+    epo_json_number(&j, "unrest", unrest(arms, r));
     epo_json_array(&j, "arms");
     for (int a = 0; a < arms; a++)
         put_arm(&j, arm, a, r);

@@ -18,6 +18,7 @@
 static const char help[] =
     "usage: ep-overlap check [--node] [--show] [--config FILE] [--json]\n\n"
     "What this node offers, which dispatchers it can serve and why not the others,\n"
+    "which engines a step gets (host; cuda, without which steps with GPUs have none),\n"
     "and how the site is set up: the configuration, plugin and Slurm side by side.\n\n"
     "  --node         the node alone, for a prolog or health check: all its GPUs,\n"
     "                 nothing of this shell's environment, and of the least versions\n"
