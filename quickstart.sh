@@ -181,6 +181,8 @@ build() {
     if [ ! -x configure ] || [ configure.ac -nt configure ]; then
         step "./autogen.sh" 120 ./autogen.sh
     fi
+    [ ! -e config.status ] || fail "./configure was run in this folder itself, and a build in build/ does not go with that:" \
+        "  make distclean    # here, or take another checkout"
     configured_for_this || step "configure" 180 sh -c 'cd build && ../configure --enable-cluster-tests'
     step "make" 420 make -C build -j"$(nproc)"
     step "stage an install under build/stage" 120 make -C build stage

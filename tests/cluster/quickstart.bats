@@ -93,6 +93,14 @@ as_user() { # runs quickstart.sh as nobody, who may write the tree and has no su
     [[ $output == *"'make' failed"* ]]
 }
 
+@test "a tree that was configured in place is told, with the way out" {
+    : >"$tree/config.status"
+    run "$tree/quickstart.sh" </dev/null
+    rm "$tree/config.status"
+    [ "$status" = 1 ]
+    [[ $output == *"./configure was run in this folder itself"*"make distclean"* ]]
+}
+
 @test "neither root nor sudo: says what an administrator runs" {
     export MISSING="munge bats"
     # shellcheck disable=SC2317
