@@ -584,7 +584,7 @@ static void test_part_of_an_exchange(void) {
         atomic_store(&gpu.records_fail, false);
         channel_put(ch);
         abort_of(&p);
-        CU_ASSERT_EQUAL(atomic_load(&gpu.opened), lost);
+        CU_ASSERT_EQUAL(atomic_load(&gpu.opened), (int)lost);
         if (lost == 0)
             expect_released();
         pair_leave(&p);

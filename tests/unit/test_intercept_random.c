@@ -32,7 +32,7 @@ enum {
     COMMS = 5,   /* of a lane */
     PIECES = 512,
     GUARD = 64,
-    LIMIT_S = 60
+    LIMIT_S = 150
 };
 #define BASE (2u << 20) /* bytes of a rank's data */
 #define MOST (1u << 19)
@@ -664,7 +664,7 @@ static void test_programs(void) {
     printf("  %lu calls, %lu communicators ended, %lu messages, %lu carried, %lu compared\n",
            atomic_load(&all->calls), atomic_load(&all->ended), messages, carried,
            atomic_load(&all->compared));
-    CU_ASSERT_TRUE(carried > messages / 20 && carried < messages - messages / 20);
+    CU_ASSERT_TRUE(carried > messages / 50 && carried < messages - messages / 20);
     CU_ASSERT_TRUE(atomic_load(&all->ended) > 0);
 }
 
