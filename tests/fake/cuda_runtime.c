@@ -56,6 +56,7 @@ static struct {
     fake_kind fail_kind;
     int fail_device;
     long fail_at, calls;
+    bool go;
     char failed[64];
 } fake = {.lock = PTHREAD_MUTEX_INITIALIZER, .rests = PTHREAD_COND_INITIALIZER, .fail_at = -1};
 
@@ -81,7 +82,15 @@ void fake_cuda_fail(fake_kind what, int device, long at) {
     fake.fail_device = device;
     fake.fail_at = at;
     fake.calls = 0;
+    fake.go = false;
     fake.failed[0] = '\0';
+    pthread_mutex_unlock(&fake.lock);
+}
+
+void fake_cuda_go(void) {
+    pthread_mutex_lock(&fake.lock);
+    fake.go = true;
+    pthread_cond_broadcast(&fake.rests);
     pthread_mutex_unlock(&fake.lock);
 }
 
@@ -149,6 +158,12 @@ static bool turn(fake_kind what, const char *call) {
 }
 static _Thread_local cudaError_t last; /* of the thread's calls, until it asks */
 static bool fails(const char *call) {
+    if (turn(FAKE_HANGS, call)) {
+        pthread_mutex_lock(&fake.lock);
+        while (!fake.go)
+            pthread_cond_wait(&fake.rests, &fake.lock);
+        pthread_mutex_unlock(&fake.lock);
+    }
     const bool now = turn(FAKE_CALLS, call);
     last = now ? cudaErrorUnknown : last;
     return now;

@@ -10,12 +10,14 @@
 
 typedef enum fake_kind {
     FAKE_CALLS,  /* of CUDA and NCCL */
+    FAKE_HANGS,  /* the same, which do not fail, but return when the test says so */
     FAKE_MEMORY, /* malloc, calloc and realloc by the engine itself (the linker's --wrap) */
     FAKE_THREADS /* pthread_create */
 } fake_kind;
 /* Of the calls of one kind on one device's threads, the one with this number fails (from 0; -1:
  * none). */
 void fake_cuda_fail(fake_kind what, int device, long at);
+void fake_cuda_go(void); /* what hangs, returns */
 /* Such calls of that device since; the one that failed, "": none did. */
 long fake_cuda_calls(void);
 const char *fake_cuda_failed(void);

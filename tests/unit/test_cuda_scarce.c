@@ -26,6 +26,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#define PATIENT_S 30 /* where nobody is waited for: a busy machine takes its time */
 enum { RANKS = 2, FLOATS = 100, HIDDEN = 64, FFN = 32 };
 
 /* How ranks meet and reach each other. */
@@ -49,6 +50,8 @@ typedef struct member {
     fake_busy then;    /* before the end */
     bool brief;        /* no passes */
     bool passes;       /* it came to them */
+    bool apart;        /* the ranks end each by itself */
+    double limit_s;
     char text[EPO_ERROR_MAX];
 } member;
 
@@ -69,7 +72,7 @@ static epo_engine_group group_of(member *m, void *comm) {
     g.config.delay_wgrad = EPO_ON;
     g.config.dispatcher = EPO_DISPATCH_ALLTOALL;
     g.config.chunks = 2;
-    g.config.timeout_s = 1;
+    g.config.timeout_s = m->limit_s;
     g.config.nccl_comm = comm;
     if (comm == NULL) {
         g.config.rank = m->rank;
@@ -161,10 +164,12 @@ static void *member_main(void *arg) {
             pass(m, group, EPO_DISPATCH_FLEX);
         (void)went(m, engine->group_async_error(group));
     }
-    pthread_barrier_wait(&together);
-    if (m->rank == 0)
-        fake_cuda_busy(m->then);
-    pthread_barrier_wait(&together);
+    if (!m->apart) {
+        pthread_barrier_wait(&together);
+        if (m->rank == 0)
+            fake_cuda_busy(m->then);
+        pthread_barrier_wait(&together);
+    }
     (void)went(m, engine->buffer_destroy(buffer));
     (void)went(m, engine->group_destroy(group));
     fake_comm_close(comm);
@@ -186,8 +191,10 @@ static void run(member *m, meeting way) {
         m[r].world = world;
         CU_ASSERT_EQUAL_FATAL(pthread_create(&thread[r], NULL, member_main, &m[r]), 0);
     }
-    for (int r = 0; r < RANKS; r++)
+    for (int r = 0; r < RANKS; r++) {
         pthread_join(thread[r], NULL);
+        fake_cuda_go(); /* rank 0 has not waited for it */
+    }
     pthread_barrier_destroy(&together);
     engine->world_destroy(world);
 }
@@ -233,7 +240,7 @@ static void expect_nothing_left(const char *what, const char *call) {
 }
 
 static void all_is_well(meeting way) {
-    member m[RANKS] = {{0}};
+    member m[RANKS] = {{.limit_s = PATIENT_S}, {.limit_s = PATIENT_S}};
     threads_end();
     run(m, way);
     for (int r = 0; r < RANKS; r++) {
@@ -254,7 +261,9 @@ static void nothing_fails(void) {
 static void each_call_fails(fake_kind kind, meeting way, long step) {
     long calls = 1, survived = 0;
     for (long at = 0; at < calls; at += at == 0 ? (first < step ? first : step) : step) {
-        member m[RANKS] = {{0}};
+        /* A failing communicator may leave nothing to tell the others by: they wait. */
+        const member one = {.limit_s = way == COMM && at > 0 ? 2 : PATIENT_S};
+        member m[RANKS] = {one, one};
         threads_end();
         fake_cuda_fail(kind, 1, at == 0 ? -1 : at - 1);
         run(m, way);
@@ -281,6 +290,7 @@ static void each_call_fails(fake_kind kind, meeting way, long step) {
             fake_cuda_fail(kind, 1, -1);
             all_is_well(way);
         } else {
+            threads_end();
             if (!none && way != COMM)
                 fake_cuda_forget(true);
             expect_nothing_left(ways[way], fake_cuda_failed());
@@ -295,6 +305,36 @@ static void peers_calls_fail(void) { each_call_fails(FAKE_CALLS, PEERS, every); 
 static void nccl_calls_fail(void) {
     for (int w = NCCL; w < WAYS_HERE; w++)
         each_call_fails(FAKE_CALLS, (meeting)w, every);
+}
+
+/* One that does not return keeps its own rank; the other ends within the limits and says whom it
+ * waited for.  When it returns after all, its rank ends, too, and everything is given back. */
+static void each_call_hangs(void) {
+    for (int w = 0; w < WAYS_HERE; w++) {
+        long calls = 1, unnoticed = 0;
+        for (long at = 0; at < calls; at += at == 0 ? first : 2 * every) {
+            member m[RANKS] = {{.apart = true, .limit_s = 0.4}, {.apart = true, .limit_s = 0.4}};
+            threads_end();
+            fake_cuda_fail(FAKE_HANGS, 1, at == 0 ? -1 : at - 1);
+            run(m, (meeting)w);
+            if (at == 0)
+                calls = fake_cuda_calls() + 1;
+            unnoticed += at > 0 && m[0].status == EPO_OK;
+            const bool told = m[0].status == EPO_OK || strstr(m[0].text, "rank 1") != NULL ||
+                              strstr(m[0].text, "nccl_comm") != NULL ||
+                              strstr(m[0].text, "NCCL's making") != NULL;
+            if (!told || (at == 0 && m[0].status != EPO_OK))
+                printf("%s, %s (call %ld): rank 0: %s; rank 1: %s\n", ways[w], fake_cuda_failed(),
+                       at, m[0].text, m[1].text);
+            CU_ASSERT(told && (at > 0 || m[0].status == EPO_OK));
+            threads_end();
+            if (at > 0) /* it may have been as late as the group's end */
+                fake_cuda_forget(true);
+            expect_nothing_left(ways[w], fake_cuda_failed());
+        }
+        printf("%s: %ld calls, %ld of them kept nobody waiting\n", ways[w], calls - 1, unnoticed);
+    }
+    fake_cuda_fail(FAKE_HANGS, 1, -1);
 }
 
 /* There are few of these. */
@@ -313,8 +353,8 @@ static void threads_fail(void) {
  * stay. */
 static void stays_busy(fake_busy begin, fake_busy then) {
     for (int w = 0; w < WAYS_HERE; w++) {
-        member m[RANKS] = {{.then = then, .brief = begin != FAKE_IDLE},
-                           {.then = then, .brief = begin != FAKE_IDLE}};
+        const member one = {.then = then, .brief = begin != FAKE_IDLE, .limit_s = 2};
+        member m[RANKS] = {one, one};
         threads_end();
         fake_cuda_busy(begin);
         run(m, (meeting)w);
@@ -348,7 +388,8 @@ static void the_end_meanwhile(void) {
         fflush(NULL);
         const pid_t pid = fork();
         if (pid == 0) {
-            member m[RANKS] = {{.then = FAKE_OTHERS}, {.then = FAKE_OTHERS}};
+            member m[RANKS] = {{.then = FAKE_OTHERS, .limit_s = 2},
+                               {.then = FAKE_OTHERS, .limit_s = 2}};
             atexit(library_end);
             run(m, (meeting)w);
             exit(fake_cuda_waiting() > 0 ? 7 : 99);
@@ -365,6 +406,7 @@ int main(int argc, char **argv) {
         {"nothing fails", nothing_fails},
         {"each call fails: peers", peers_calls_fail},
         {"each call fails: NCCL", nccl_calls_fail},
+        {"hangs: each call", each_call_hangs},
         {"memory of the CPU's fails", memory_fails},
         {"threads fail", threads_fail},
         {"others' work hangs at the end", others_work_at_the_end},

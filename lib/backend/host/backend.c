@@ -106,7 +106,7 @@ static epo_status host_open(const epo_backend_config *config, epo_backend **out)
     if (be == NULL && place.wrong == EPO_OK)
         host_place_refuse(&place,
                           epo_fail(EPO_E_NOMEM, "a group: need %zu bytes, have none", sizeof *be));
-    if (place.wrong != EPO_OK) {
+    if (be == NULL || place.wrong != EPO_OK) {
         if (be != NULL)
             backend_free(be);
         return backend_refuse(config, &place);

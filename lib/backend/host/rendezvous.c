@@ -174,7 +174,7 @@ epo_status host_join_ranks(const host_place *place, struct host_join **out, host
     if (join == NULL && mine.wrong == EPO_OK)
         host_place_refuse(
             &mine, epo_fail(EPO_E_NOMEM, "a group: need %zu bytes, have none", sizeof *join));
-    if (mine.wrong != EPO_OK) {
+    if (join == NULL || mine.wrong != EPO_OK) {
         free(join);
         return join_refuse(&mine);
     }

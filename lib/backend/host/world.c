@@ -37,7 +37,7 @@ struct epo_world {
     host_meeting *spare;    /* to refuse in, where there is no memory for another */
 };
 
-static void meeting_unlist(host_meeting *meeting);
+static void meeting_drop(host_meeting *m);
 
 epo_status host_world_create(int ranks, epo_world **out) {
     if (ranks < 1 || ranks > HOST_RANKS_MAX)
@@ -65,8 +65,11 @@ epo_status host_world_create(int ranks, epo_world **out) {
 void host_world_destroy(epo_world *world) {
     if (world == NULL)
         return;
-    while (world->meetings != NULL) /* refused, and not all have come */
-        meeting_unlist(world->meetings);
+    while (world->meetings != NULL) { /* refused, and not all have come */
+        host_meeting *m = world->meetings;
+        world->meetings = m->next;
+        meeting_drop(m);
+    }
     free(world->spare);
     pthread_cond_destroy(&world->changed);
     pthread_mutex_destroy(&world->mutex);
@@ -85,11 +88,12 @@ static void meeting_drop(host_meeting *m) {
     free(m);
 }
 
+/* By one of its users. */
 static void meeting_unlist(host_meeting *meeting) {
     for (host_meeting **p = &meeting->world->meetings; *p != NULL; p = &(*p)->next) {
         if (*p == meeting) {
             *p = meeting->next;
-            meeting_drop(meeting);
+            meeting->users--;
             return;
         }
     }
