@@ -6,13 +6,15 @@
 #include "core/text.h"
 
 #include <ctype.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define WORD_MAX 65536 /* bytes of one word */
 #define BLANKS " \t\n\r"
-#define DEFAULTS_MAX 8 /* ${A:-${B:-...}} */
+#define DEFAULTS_MAX 8      /* ${A:-${B:-...}} */
+#define ARITHMETIC_MAX 4096 /* bytes of (( )), so that many of ( cost no more */
 
 epo_status epo_words_add(epo_words *words, const char *text, unsigned line, bool open,
                          bool begins) {
@@ -49,9 +51,12 @@ typedef struct splitter {
     char *buffer;         /* the word in the making */
     size_t length;
     bool in_word, open, begins, redirects;
-    bool starts;             /* the word is at the start of a command, or behind then, do, else */
-    int blocks, parentheses; /* if ... fi and case ... esac around; of an array */
-    bool tests, maybe;       /* behind [, and behind its && or behind || */
+    bool starts;           /* the word is at the start of a command, or behind then, do, else */
+    bool assigns, exports; /* behind NAME=value at that start, behind export */
+    enum { SETS_NONE, SETS_ONE, SETS_ALL, SETS_V } sets; /* names: behind for, read, printf -v */
+    int blocks, parentheses; /* if ... fi, case ... esac, while ... done around; of an array */
+    uint64_t loops;          /* around, a bit each: 1 is while or until */
+    bool tests, maybe;       /* behind [ or grep, and behind its && or behind || */
     char quote;
     int defaults;      /* ${NAME:-value} around */
     char document[64]; /* the word behind << whose lines come next; "": none */
@@ -59,6 +64,14 @@ typedef struct splitter {
 } splitter;
 
 static bool is_name(char c) { return isalnum((unsigned char)c) || c == '_'; }
+
+static bool is_among(const char *text, const char *const *words, size_t count) {
+    while (count > 0 && strcmp(text, words[count - 1]) != 0)
+        count--;
+    return count > 0;
+}
+
+#define IS_AMONG(text, words) is_among((text), (words), sizeof(words) / sizeof *(words))
 
 static void push(splitter *s, char c) {
     if (!s->in_word)
@@ -72,24 +85,45 @@ static void push(splitter *s, char c) {
                      s->line, WORD_MAX);
 }
 
-/* What an if, a case or a test decides only a shell can tell. */
+/* What an if, a while, a case or a test decides only a shell can tell. */
 static bool is_maybe(const splitter *s) { return s->blocks > 0 || s->maybe; }
 
-/* if and case open a block, fi and esac close it. */
+/* if, case, while and until open a block; for runs what it holds. */
 static void follow_block(splitter *s) {
     static const char *const opens[] = {"if", "case"}, *const closes[] = {"fi", "esac"};
-    static const char *const goes_on[] = {"then", "else", "elif", "do", "!", "{", "if", "while"};
-    static const char *const tests[] = {"[", "[[", "test"};
-    bool at_start = s->starts;
-    s->starts = false;
-    for (size_t i = 0; at_start && i < 2; i++) {
-        s->blocks += strcmp(s->buffer, opens[i]) == 0;
-        s->blocks -= strcmp(s->buffer, closes[i]) == 0 && s->blocks > 0;
+    static const char *const loops[] = {"for", "select", "while", "until"};
+    bool is_while = strcmp(s->buffer, "while") == 0 || strcmp(s->buffer, "until") == 0;
+    if (IS_AMONG(s->buffer, opens)) {
+        s->blocks++;
+    } else if (IS_AMONG(s->buffer, closes)) {
+        s->blocks -= s->blocks > 0;
+    } else if (IS_AMONG(s->buffer, loops)) {
+        s->blocks += is_while;
+        s->loops = s->loops << 1 | is_while;
+    } else if (strcmp(s->buffer, "done") == 0) {
+        s->blocks -= (s->loops & 1) != 0 && s->blocks > 0;
+        s->loops >>= 1;
     }
-    for (size_t i = 0; at_start && i < sizeof goes_on / sizeof *goes_on; i++)
-        s->starts = s->starts || strcmp(s->buffer, goes_on[i]) == 0;
-    for (size_t i = 0; at_start && i < sizeof tests / sizeof *tests; i++)
-        s->tests = s->tests || strcmp(s->buffer, tests[i]) == 0;
+}
+
+/* What the word that a command begins with makes of those behind it. */
+static void follow_start(splitter *s) {
+    static const char *const goes_on[] = {"then", "else", "elif",  "do",   "!",
+                                          "{",    "if",   "while", "until"};
+    static const char *const tests[] = {"[",     "[[",    "test",  "grep", "command", "type",
+                                        "which", "pgrep", "false", "cmp",  "diff"};
+    static const char *const exports[] = {"export",   "declare", "local",
+                                          "readonly", "typeset", "eval"};
+    static const char *const one[] = {"for", "select"};
+    static const char *const all[] = {"read", "unset", "mapfile", "readarray", "getopts", "let"};
+    follow_block(s);
+    s->starts = IS_AMONG(s->buffer, goes_on);
+    s->tests = s->tests || IS_AMONG(s->buffer, tests);
+    s->exports = IS_AMONG(s->buffer, exports);
+    s->sets = IS_AMONG(s->buffer, one)           ? SETS_ONE
+              : IS_AMONG(s->buffer, all)         ? SETS_ALL
+              : strcmp(s->buffer, "printf") == 0 ? SETS_V
+                                                 : SETS_NONE;
 }
 
 /* What a variable holds, NULL if none of this name was assigned.  A $NAME in it is what only
@@ -151,23 +185,40 @@ static void assign_maybe(splitter *s, const char *name, const char *old, const c
     free(more);
 }
 
-/* NAME=value and NAME+=value at the start of a command are remembered. */
-static void remember(splitter *s) {
+/* Variables that for, read or (( )) set: from then on only a shell can tell them. */
+static void forget(splitter *s, const char *from, const char *to) {
+    char name[128], unknown[130];
+    while (from < to) {
+        const char *start = from;
+        while (from < to && is_name(*from))
+            from++;
+        size_t length = (size_t)(from - start);
+        from += from < to;
+        if (length == 0 || length >= sizeof name || isdigit((unsigned char)*start))
+            continue;
+        snprintf(name, sizeof name, "%.*s", (int)length, start);
+        snprintf(unknown, sizeof unknown, "$%s", name);
+        assign(s, name, unknown);
+    }
+}
+
+/* NAME=value and NAME+=value are remembered; false: the word is none of them. */
+static bool remember(splitter *s) {
     size_t n = 0;
     while (is_name(s->buffer[n]))
         n++;
     bool adds = n > 0 && strncmp(s->buffer + n, "+=", 2) == 0;
     if (n == 0 || n > 127 || isdigit((unsigned char)s->buffer[0]) || (s->buffer[n] != '=' && !adds))
-        return;
+        return false;
     char name[128], *old = NULL;
     const char *value = s->buffer + n + 1 + adds, *known = value_of(s, s->buffer, n);
     memcpy(name, s->buffer, n);
     name[n] = '\0';
     if (s->status != EPO_OK)
-        return;
+        return true;
     if (known != NULL && (old = strdup(known)) == NULL) {
         s->status = epo_fail(EPO_E_NOMEM, "words: no memory");
-        return;
+        return true;
     }
     const char *before = old != NULL ? old : "";
     struct epo_text whole = EPO_TEXT_INIT;
@@ -181,13 +232,31 @@ static void remember(splitter *s) {
         assign_maybe(s, name, before, text);
     free(text);
     free(old);
+    return true;
+}
+
+/* A word's part in what variables hold: only at the start of a command, and behind export and
+ * the like, is NAME=value an assignment. */
+static void follow_word(splitter *s) {
+    if (s->sets == SETS_V) {
+        s->sets = strcmp(s->buffer, "-v") == 0 ? SETS_ONE : SETS_NONE;
+    } else if (s->sets != SETS_NONE && s->buffer[0] != '-') {
+        forget(s, s->buffer, s->buffer + s->length);
+        s->sets = s->sets == SETS_ALL ? SETS_ALL : SETS_NONE;
+    }
+    bool is_assignment = (s->starts || s->assigns || s->exports) && remember(s);
+    if (s->starts && !is_assignment)
+        follow_start(s);
+    else
+        s->starts = false;
+    s->assigns = is_assignment && !s->exports;
 }
 
 static void end_word(splitter *s) {
     if (!s->in_word)
         return;
     s->buffer[s->length] = '\0';
-    remember(s);
+    follow_word(s);
     if (s->status == EPO_OK)
         s->status = epo_words_add(s->words, s->buffer, s->word_line, s->open, s->begins);
     if (s->status == EPO_OK) {
@@ -195,7 +264,6 @@ static void end_word(splitter *s) {
         s->words->word[s->words->count - 1].redirects = s->redirects;
         s->words->word[s->words->count - 1].end = (size_t)(s->at - s->text);
     }
-    follow_block(s);
     s->length = 0;
     s->in_word = s->open = s->begins = s->redirects = false;
 }
@@ -203,6 +271,8 @@ static void end_word(splitter *s) {
 static void end_command(splitter *s) {
     end_word(s);
     s->begins = s->starts = true;
+    s->assigns = s->exports = false;
+    s->sets = SETS_NONE;
 }
 
 /* A line, or a command of it, ends: && and || behind tests reach so far. */
@@ -321,7 +391,8 @@ static void take_braces(splitter *s) {
     } else {
         s->open = true;
         push(s, '$');
-        if (value_of(s, start, length) == NULL) /* an array's words stand where it was assigned */
+        bool is_array = value_of(s, start, length) != NULL && *tail == '[';
+        if (!is_array) /* whose words stand where it was assigned */
             push(s, '{');
     }
     leap(s, start, close);
@@ -444,10 +515,28 @@ static void pass_document(splitter *s) {
     s->document[0] = '\0';
 }
 
+/* (( N = 8 )) */
+static bool take_arithmetic(splitter *s) {
+    const char *from = s->at,
+               *end = s->end - from > ARITHMETIC_MAX ? from + ARITHMETIC_MAX : s->end;
+    if (s->in_word || end - from < 4 || from[1] != '(')
+        return false;
+    const char *to = skip_bracket(from, end, '(', ')');
+    if (to[-1] != ')' || to[-2] != ')')
+        return false;
+    end_command(s);
+    forget(s, from, to);
+    leap(s, from, to);
+    s->tests = true;
+    return true;
+}
+
 static void take_plain(splitter *s) {
     char c = *s->at;
     if (c == '<')
         note_document(s);
+    if (c == '(' && take_arithmetic(s))
+        return;
     if (c == '\\' && s->at + 1 < s->end) {
         s->at++;
         if (*s->at == '\n')

@@ -18,7 +18,7 @@ typedef struct epo_word {
     unsigned line;  /* 0: an argument vector */
     bool open;      /* holds something that only a shell can tell: $(date), $UNSET */
     bool begins;    /* first word of a command */
-    bool maybe;     /* of a script: inside if or case, behind || or [ ... ] && */
+    bool maybe;     /* of a script: inside if, case, while, behind || or [ ... ] && */
     bool redirects; /* of a script: holds an unquoted < or > */
     size_t end;     /* of a script: the offset behind it */
 } epo_word;

@@ -52,10 +52,22 @@ def options(r):
     return "L+=(%s)" % text
 
 
+def set_otherwise(r, depth):
+    """What sets a variable without NAME=value at a command's start, or looks so and does not."""
+    name, value = r.choice(NAMES), r.randrange(1, 65)
+    inner = "\n%s\n" % (line(r, depth + 1) if depth < 2 else ":").replace("%", "%%")
+    return r.choice(["for %s in 1 %d; do :; done", "read -r %s <<<%d", "(( %s = %d ))", "let %s=%d",
+                     "printf -v %s %%s %d", "echo %s=%d >&2", "false && %s=%d", "grep -q x /dev/null && %s=%d",
+                     "while false; do %s=%d" + inner + "done", "until (( 1 )); do" + inner + "%s=%d; done",
+                     "for i in 1; do %s=%d; done", "unset %s # %d", "true \"${%s/%d/1}\""]) % (name, value)
+
+
 def line(r, depth=0):
-    kind = r.randrange(10)
+    kind = r.randrange(11)
     if kind < 4:
         return assignment(r)
+    if kind == 10:
+        return set_otherwise(r, depth)
     if kind < 7:
         return options(r)
     if kind == 7:

@@ -145,6 +145,24 @@ static void words_split_as_a_shell_does(void) {
                 "/:|<<X/X/cat|>a.yaml|<<X/X/sh|<<X/run|--z/X");
     check_words("a ${B:-${C:-${D:-${E:-${F:-${G:-${H:-${I:-${J:-1}}}}}}}}}", "/a|$?");
     check_words("a&&b;c|d", "/a/b/c/d");
+    /* what sets a variable otherwise */
+    check_words("A=1; for A in 2; do b; done; run $A", "/A=1/for|A|in|2/do|b/done/run|$A?");
+    check_words("A=1; read -r A <<<2\nrun $A", "/A=1/read|-r|A|<<<2/run|$A?");
+    check_words("A=1 B=2; unset A; run $A $B", "/A=1|B=2/unset|A/run|$A?|2");
+    check_words("A=1; ((A++)); for ((B=0;B<2;B++)); do c; done; run $A $B",
+                "/A=1/for/do|c/done/run|$A?|$B?");
+    check_words("A=1; let A+=2; printf -v B 3; run $A $B",
+                "/A=1/let|A+=2/printf|-v|B|3/run|$A?|$B?");
+    check_words("A=1; ((x\ny)); run $A ${C:-((}", "/A=1/run|1|((");
+    /* what is no assignment */
+    check_words("A=1; echo A=2; printf %s A; run $A", "/A=1/echo|A=2/printf|%s|A/run|1");
+    check_words("B=1 A=2; export -x C=3 D E=4; run $A$B $C$E",
+                "/B=1|A=2/export|-x|C=3|D|E=4/run|21|34");
+    check_words("A=1; while t; do A=2; for b in c; do d; done; A=3; done; B=2; run $A $B",
+                "/A=1/while|t/do|A=2/for|b|in|c/do|d/done/A=3/done/B=2/run|$A?|2");
+    check_words("A=1; grep -q b c && A=2\nrun $A", "/A=1/grep|-q|b|c/A=2/run|$A?");
+    check_words("A=1; cd b && A=2\nrun $A", "/A=1/cd|b/A=2/run|2");
+    check_words("A='--x 8'; run ${A/8/4} ${A:+--y} ${A%8}", "/A=--x 8/run|${?|${?|${?");
     check_words("#SBATCH --ep-overlap=on -N 2 # two\n # SBATCH x\nrun #SBATCH y",
                 "/--ep-overlap=on|-N|2/run");
     check_words("run \"${A[@]}\"", "/run|${?");
