@@ -144,10 +144,48 @@ static void a_process_that_stands_still_is_told(void) {
     gpu_world_destroy(world);
 }
 
+/* ---- who never came: the next group is everybody's again ---- */
+
+static void *again_main(void *arg) {
+    member *m = arg;
+    epo_backend_config config = {
+        .rank = m->rank, .ranks = 2, .threads = world, .timeout_s = 0.3, .warn_s = 5};
+    gpu_meet *meet = NULL;
+    if (m->rank == 0) {
+        EXPECT(gpu_meet_open(&config, &meet) == EPO_OK);
+        EXPECT(gpu_meet_barrier(meet) == EPO_E_TIMEOUT);
+        gpu_meet_close(meet, true);
+    }
+    pthread_barrier_wait(&together);
+    config.timeout_s = 20;
+    EXPECT(gpu_meet_open(&config, &meet) == EPO_OK);
+    EXPECT(gpu_meet_barrier(meet) == EPO_OK);
+    gpu_meet_close(meet, false);
+    return NULL;
+}
+
+static void who_never_came_makes_the_next(void) {
+    pthread_t thread[2];
+    member members[2];
+    CU_ASSERT_EQUAL_FATAL(gpu_world_create(2, &world), EPO_OK);
+    pthread_barrier_init(&together, NULL, 2);
+    for (int r = 0; r < 2; r++) {
+        members[r] = (member){.rank = r};
+        CU_ASSERT_EQUAL_FATAL(pthread_create(&thread[r], NULL, again_main, &members[r]), 0);
+    }
+    for (int r = 0; r < 2; r++) {
+        pthread_join(thread[r], NULL);
+        CU_ASSERT_EQUAL(members[r].wrong, 0);
+    }
+    pthread_barrier_destroy(&together);
+    gpu_world_destroy(world);
+}
+
 int main(void) {
     static const CU_TestInfo tests[] = {
         {"ranks of two machines share", ranks_of_two_machines_share},
         {"a process that stands still is told", a_process_that_stands_still_is_told},
+        {"who never came makes the next", who_never_came_makes_the_next},
         CU_TEST_INFO_NULL};
     setenv(EPO_ENV_NODES, "0,0,1,1", 1);
     setenv(EPO_ENV_NODES_APART, "1", 1);

@@ -91,7 +91,7 @@ static epo_status verdict_find(int ranks, const verdict *first, size_t apart) {
 struct gpu_meet {
     int rank, ranks;
     double timeout_s;
-    bool threads;
+    epo_world *world; /* threads */
     meet_room *room;
     epo_meeting *meeting; /* processes */
     epo_far *far;         /* processes of several machines; the room is this node's then */
@@ -142,6 +142,22 @@ epo_status gpu_world_create(int ranks, epo_world **out) {
 static void room_leave(meet_room *room, int users) {
     if (atomic_fetch_sub(&room->users, users) == users)
         free(room);
+}
+
+/* Who did not come in time is expected no more: when he comes, it is for the next group, as the
+ * others do.  This rank is in the room still. */
+static void room_forget(epo_world *w, const meet_room *room) {
+    pthread_mutex_lock(&w->lock);
+    for (world_room **at = &w->rooms; *at != NULL; at = &(*at)->next) {
+        world_room *r = *at;
+        if (r->room != room)
+            continue;
+        *at = r->next;
+        room_leave(r->room, r->ranks - r->joined);
+        free(r);
+        break;
+    }
+    pthread_mutex_unlock(&w->lock);
 }
 
 void gpu_world_destroy(epo_world *w) {
@@ -371,7 +387,7 @@ static void meet_place(const epo_backend_config *c, gpu_meet *m) {
         if (c->members[i] == c->rank)
             m->rank = i;
     m->timeout_s = c->timeout_s;
-    m->threads = c->threads != NULL;
+    m->world = c->threads;
     m->room_bytes = room_bytes(m->ranks);
 }
 
@@ -417,7 +433,7 @@ void gpu_meet_close(gpu_meet *m, bool broken) {
         epo_meeting_end(m->meeting);
     else if (m->far != NULL)
         munmap(m->room, m->room_bytes);
-    else if (m->threads)
+    else if (m->world != NULL)
         room_leave(m->room, 1);
     else
         free(m->room);
@@ -430,7 +446,7 @@ int gpu_meet_nodes(const gpu_meet *m) { return m->nodes; }
 
 int gpu_meet_rank(const gpu_meet *m) { return m->rank; }
 int gpu_meet_ranks(const gpu_meet *m) { return m->ranks; }
-bool gpu_meet_threads(const gpu_meet *m) { return m->threads; }
+bool gpu_meet_threads(const gpu_meet *m) { return m->world != NULL; }
 
 void gpu_meet_abort(gpu_meet *m, epo_status status, const char *text) {
     uint32_t none = 0;
@@ -550,6 +566,8 @@ static epo_status barrier_look(gpu_meet *m, double age) {
         return EPO_OK;
     status = meet_missing(m, m->timeout_s, gpu_now());
     gpu_meet_abort(m, status, epo_fail_text());
+    if (m->world != NULL)
+        room_forget(m->world, m->room);
     return status;
 }
 
@@ -643,7 +661,7 @@ epo_status gpu_meet_shared(gpu_meet *m, uint64_t bytes, void **out) {
         status = gpu_meet_allgather(m, &card, sizeof card, all);
     if (status == EPO_OK) {
         all[m->lead].name[MEET_NAME - 1] = '\0'; /* it may come from another machine */
-        if (m->threads)
+        if (m->world != NULL)
             p = all[0].address;
         else if (!makes && m->meeting != NULL)
             status = epo_meeting_take(m->meeting, bytes, number, &p);
@@ -654,7 +672,7 @@ epo_status gpu_meet_shared(gpu_meet *m, uint64_t bytes, void **out) {
     if (card.name[0] != '\0')
         shm_unlink(card.name);
     if (status != EPO_OK) {
-        if (p != NULL && (!m->threads || makes))
+        if (p != NULL && (m->world == NULL || makes))
             munmap(p, bytes);
         return status;
     }
@@ -666,6 +684,6 @@ epo_status gpu_meet_shared(gpu_meet *m, uint64_t bytes, void **out) {
 void gpu_meet_unshare(gpu_meet *m, void *ptr, uint64_t bytes) {
     if (ptr == NULL)
         return;
-    if (!m->threads || m->rank == 0)
+    if (m->world == NULL || m->rank == 0)
         munmap(ptr, bytes);
 }
