@@ -63,9 +63,12 @@ assert sys.argv[4].startswith("ep-overlap " + sys.argv[2] + ": ") and e["message
     [ "$status" -eq 2 ] && is_json
     run --separate-stderr "$tool" nope --json
     [ "$status" -eq 2 ] && is_json
-    # the other ranks of a step leave the answer to the first one; a program's --json is its own
+    # bench's ranks leave the answer to the first one, every other command's answer for themselves;
+    # a program's --json is its own
     run --separate-stderr env SLURM_PROCID=3 "$tool" bench --json --tokens -4
     [[ $status -eq 2 && -z $output ]]
+    run --separate-stderr env SLURM_PROCID=3 "$tool" lint --json none
+    [ "$status" -eq 3 ] && is_json
     run --separate-stderr "$tool" exec --nope ls --json
     [[ $status -eq 2 && -z $output ]]
 }

@@ -73,7 +73,6 @@ static const char *variable(const char *name) {
     return value == NULL || value[0] == '\0' ? NULL : value;
 }
 
-/* The innermost launcher's rank. */
 /* --- the decision ---------------------------------------------------------------- */
 
 static bool is_given(const char *name) {

@@ -126,7 +126,8 @@ static bool asks_for_json(int argc, char **argv) {
 
 static void answer_error(const char *name, int status, const char *message) {
     epo_json json = {.out = stdout};
-    if (!run.json || run.process != getpid() || !epo_tool_is_first_rank())
+    bool is_shared = strcmp(name, "bench") == 0; /* one answer of a step's ranks together */
+    if (!run.json || run.process != getpid() || (is_shared && !epo_tool_is_first_rank()))
         return;
     epo_json_object(&json, NULL);
     epo_json_object(&json, "error");

@@ -40,8 +40,8 @@ typedef struct epo_tool {
         __attribute__((used, section("epo_tools"))) = &epo_tool_##name;
 
 /* What follows says to stderr why a command has no answer, once, and to programs (--json) on
- * stdout as {"error": {"command", "status", "message"}} in place of the answer, from the
- * first rank of a step.  So a command that may still fail has printed no JSON before. */
+ * stdout as {"error": {"command", "status", "message"}} in place of the answer; of bench, whose
+ * ranks have one, from the first.  So a command that may still fail has printed no JSON before. */
 
 /* "ep-overlap NAME: " and epo_fail_text(); the exit status for `status`. */
 int epo_tool_fail(const char *name, epo_status status);
