@@ -36,10 +36,8 @@ done
 # Everything that the targets test, compiled once, and a library of it.
 mkdir -p "$folder/objects"
 printf '#define PACKAGE_VERSION "fuzz"\n#ifndef _GNU_SOURCE\n#define _GNU_SOURCE 1\n#endif\n' >"$folder/config.h"
-mapfile -t sources < <(printf '%s\n' "$top"/lib/core/{status,facts,fact_value,version,text,options}.c \
-    "$top"/lib/core/{config,config_read,hostlist,env_list,env_record,probe_record,trust}.c \
-    "$top"/lib/rules/{rules,condition,condition_lex,settings,derive,words,command,launch,launcher,program,complete}.c \
-    "$top"/lib/backend/route{,_flex,_capacity}.c "$top"/lib/backend/host/{socket,hello,nodes,place}.c "$top"/lib/core/hmac.c "$top"/lib/trace/*.c "$top"/tools/ep-overlap/input_{yaml,recipe}.c \
+mapfile -t sources < <(printf '%s\n' "$top"/lib/{core,rules,trace,backend}/*.c "$top"/lib/backend/host/{socket,hello,nodes,place}.c \
+    "$top"/tools/ep-overlap/input_{yaml,recipe}.c \
     "$here"/fuzz_*.c)
 export FLAGS="-g -O1 -std=gnu11 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
     -I$top/lib/include -I$top/lib -I$top/tools/ep-overlap -I$here -I$folder"
