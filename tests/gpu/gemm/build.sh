@@ -30,11 +30,7 @@ compile() { # NAME SOURCE FLAGS
         cat "$out/$1.log" >&2
         exit 1
     fi
-    if grep -q "C7508\|C7510\|serialized" "$out/$1.log"; then
-        echo "build.sh: ptxas gave up registers or asynchronous products in $2:" >&2
-        grep "C7508\|C7510\|serialized" "$out/$1.log" >&2
-        exit 1
-    fi
+    sh "$here/compiled.sh" log "$out/$1.log" || exit 1
 }
 
 compile prepare "$gemm/gg_prepare.cu" "$wide" &
@@ -57,11 +53,7 @@ for source in "$gemm/gg_host.c" "$gemm/gg_chain.c" "$root/lib/core/status.c"; do
         -isystem "$cuda/include" -c "$source" -o "$out/$(basename "$source" .c).o"
 done
 objects="$out/prepare.o $out/bf16.o $out/f16.o $out/chain_bf16.o $out/chain_f16.o $out/portable.o $out/gg_host.o $out/gg_chain.o $out/status.o"
-# Plain C at run time: nothing of ours may need the C++ library.
-if nm -u $objects | grep -E '_ZNSt|_ZSt|__cxa_|__gxx_personality'; then
-    echo "build.sh: the objects need the C++ library" >&2
-    exit 1
-fi
+sh "$here/compiled.sh" objects $objects
 "$nvcc" -ccbin "$cxx" -cudart static $objects "$out/test.o" -o "$out/test_grouped_gemm"
 "$nvcc" -ccbin "$cxx" -cudart static $objects "$out/rows.o" "$out/test_chain.o" -o "$out/test_chain"
 "$cc" -shared -o "$out/libepo_gemm.so" $objects "$out/copy.o" -L"$cuda/lib64" -lcudart_static \
