@@ -10,6 +10,7 @@
 
 #include "backend/cuda/gpu.h"
 #include "backend/engine.h"
+#include "cuda_ranks.h"
 #include "unit.h"
 
 #include "../fake/cuda_runtime.h"
@@ -70,14 +71,6 @@ typedef struct member {
     char error[EPO_ERROR_MAX];
 } member;
 
-static void *room(size_t bytes) {
-    void *p = aligned_alloc(256, (bytes + 255) / 256 * 256);
-    if (p == NULL)
-        abort();
-    memset(p, 0, bytes);
-    return p;
-}
-
 static const struct {
     const char *call;
     int kind;
@@ -133,16 +126,16 @@ typedef struct arrays {
 static void arrays_make(arrays *a, int rank) {
     const size_t local = EXPERTS / RANKS, w = local * FFN * HIDDEN * 2;
     const size_t rows = (size_t)TOKENS * HIDDEN * 2;
-    a->w1 = room(2 * w);
-    a->w2 = room(w);
-    a->dw1 = room(2 * w);
-    a->dw2 = room(w);
-    a->x = room(rows);
-    a->y = room(rows);
-    a->dy = room(rows);
-    a->dx = room(rows);
-    a->weights = room(sizeof(float) * TOKENS * TOP_K);
-    a->dweights = room(sizeof(float) * TOKENS * TOP_K);
+    a->w1 = cuda_ranks_room(2 * w);
+    a->w2 = cuda_ranks_room(w);
+    a->dw1 = cuda_ranks_room(2 * w);
+    a->dw2 = cuda_ranks_room(w);
+    a->x = cuda_ranks_room(rows);
+    a->y = cuda_ranks_room(rows);
+    a->dy = cuda_ranks_room(rows);
+    a->dx = cuda_ranks_room(rows);
+    a->weights = cuda_ranks_room(sizeof(float) * TOKENS * TOP_K);
+    a->dweights = cuda_ranks_room(sizeof(float) * TOKENS * TOP_K);
     for (int t = 0; t < TOKENS; t++)
         for (int k = 0; k < TOP_K; k++)
             a->experts[t * TOP_K + k] = (t * 7 + k * 9 + rank) % EXPERTS;
@@ -191,16 +184,11 @@ static bool passes(member *m, epo_group *group, epo_layer *layer, epo_plan *plan
 }
 
 static epo_engine_group group_of(const member *m) {
-    epo_engine_group g = {sizeof g, EPO_GROUP_CONFIG_INIT, "a test"};
-    g.config.engine = EPO_ENGINE_CUDA;
+    epo_engine_group g = cuda_ranks_group(m->world, m->rank, RANKS);
     g.config.overlap = m->s->overlap;
     g.config.delay_wgrad = m->s->delay;
     g.config.dispatcher = m->s->dispatcher;
     g.config.chunks = m->s->chunks;
-    g.config.timeout_s = 100;
-    g.config.rank = m->rank;
-    g.config.ranks = RANKS;
-    g.config.threads = m->world;
     return g;
 }
 
@@ -244,18 +232,10 @@ static void *member_main(void *arg) {
 }
 
 static void run(const setting *s, member *m) {
-    pthread_t thread[RANKS];
-    epo_world *world = NULL;
-    setenv("EP_OVERLAP_CUDA_PEER", s->pairs ? "0" : "1", 1);
-    setenv("EP_OVERLAP_CUDA_CHAIN", s->chain ? "1" : "0", 1);
-    CU_ASSERT_EQUAL_FATAL(engine->world_create(RANKS, &world), EPO_OK);
-    for (int r = 0; r < RANKS; r++) {
-        m[r] = (member){.rank = r, .s = s, .world = world};
-        CU_ASSERT_EQUAL_FATAL(pthread_create(&thread[r], NULL, member_main, &m[r]), 0);
-    }
+    epo_world *world = cuda_ranks_world(engine, RANKS, s->chain, s->pairs);
     for (int r = 0; r < RANKS; r++)
-        pthread_join(thread[r], NULL);
-    engine->world_destroy(world);
+        m[r] = (member){.rank = r, .s = s, .world = world};
+    cuda_ranks_run(engine, world, RANKS, member_main, m, sizeof *m);
     for (int r = 0; r < RANKS; r++) {
         if (!m[r].ok)
             printf("%s, rank %d: %s\n", s->name, r, m[r].error);

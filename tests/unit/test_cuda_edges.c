@@ -12,6 +12,7 @@
 
 #include "backend/cuda/gpu.h"
 #include "backend/engine.h"
+#include "cuda_ranks.h"
 #include "unit.h"
 
 #include "../fake/cuda_runtime.h"
@@ -136,14 +137,6 @@ static bool went(member *m, epo_status status, const char *what) {
     return status == EPO_OK;
 }
 
-static void *room(size_t bytes) {
-    void *p = aligned_alloc(256, (bytes / 256 + 1) * 256);
-    if (p == NULL)
-        abort();
-    memset(p, 0, (bytes / 256 + 1) * 256);
-    return p;
-}
-
 static void check_plan(member *m, epo_plan *plan, epo_group *group) {
     const layer *l = m->l;
     uint64_t first[EXPERTS], have[EXPERTS], rows = 0, next = 0, kept = 0, slots = 0;
@@ -192,9 +185,10 @@ static void run_layer(member *m, epo_group *group, epo_buffer *buffer, epo_layer
     const layer *l = m->l;
     const int tokens = l->tokens[m->rank];
     const size_t bytes = (size_t)TOKENS * (size_t)l->hidden * 4;
-    void *x = room(bytes), *y = room(bytes), *dy = room(bytes), *dx = room(bytes);
-    float *weights = room(sizeof(float) * TOKENS * TOP_K),
-          *dw = room(sizeof(float) * TOKENS * TOP_K);
+    void *x = cuda_ranks_room(bytes), *y = cuda_ranks_room(bytes), *dy = cuda_ranks_room(bytes),
+         *dx = cuda_ranks_room(bytes);
+    float *weights = cuda_ranks_room(sizeof(float) * TOKENS * TOP_K),
+          *dw = cuda_ranks_room(sizeof(float) * TOKENS * TOP_K);
     epo_routing r = EPO_ROUTING_INIT;
     epo_plan *plan = NULL;
     r.tokens = tokens;
@@ -221,23 +215,19 @@ static void *member_main(void *arg) {
     member *m = arg;
     const layer *l = m->l;
     const size_t w = (size_t)l->local * (size_t)l->ffn * (size_t)l->hidden * 4;
-    epo_engine_group g = {sizeof g, EPO_GROUP_CONFIG_INIT, "a test"};
+    epo_engine_group g = cuda_ranks_group(m->world, m->rank, l->ranks);
     epo_buffer_config b = EPO_BUFFER_CONFIG_INIT;
     epo_layer_config c = EPO_LAYER_CONFIG_INIT;
     epo_group *group = NULL;
     epo_buffer *buffer = NULL;
     epo_layer *lay = NULL;
-    void *all[] = {room(2 * w), room(w), room(2 * w), room(w)};
+    void *all[] = {cuda_ranks_room(2 * w), cuda_ranks_room(w), cuda_ranks_room(2 * w),
+                   cuda_ranks_room(w)};
     cudaSetDevice(m->rank);
-    g.config.engine = EPO_ENGINE_CUDA;
     g.config.overlap = l->overlap;
     g.config.delay_wgrad = l->delay;
     g.config.dispatcher = l->dispatcher;
     g.config.chunks = l->chunks;
-    g.config.timeout_s = 100;
-    g.config.rank = m->rank;
-    g.config.ranks = l->ranks;
-    g.config.threads = m->world;
     b.experts = c.experts = l->experts;
     b.hidden = c.hidden = l->hidden;
     b.top_k = l->top_k;
@@ -267,20 +257,13 @@ static void *member_main(void *arg) {
 
 /* Ranks that meet; m[r].wrong and .text say what went wrong. */
 static void play(const layer *l, member *m) {
-    pthread_t thread[RANKS];
-    epo_world *world = NULL;
-    setenv("EP_OVERLAP_CUDA_PEER", l->pairs ? "0" : "1", 1);
-    setenv("EP_OVERLAP_CUDA_CHAIN", l->chain ? "1" : "0", 1);
-    CU_ASSERT_EQUAL_FATAL(engine->world_create(l->ranks, &world), EPO_OK);
+    epo_world *world = cuda_ranks_world(engine, l->ranks, l->chain, l->pairs);
     for (int r = 0; r < l->ranks; r++) {
         m[r].rank = r;
         m[r].l = l;
         m[r].world = world;
-        CU_ASSERT_EQUAL_FATAL(pthread_create(&thread[r], NULL, member_main, &m[r]), 0);
     }
-    for (int r = 0; r < l->ranks; r++)
-        pthread_join(thread[r], NULL);
-    engine->world_destroy(world);
+    cuda_ranks_run(engine, world, l->ranks, member_main, m, sizeof *m);
 }
 
 static void run(const layer *l, long number) {
