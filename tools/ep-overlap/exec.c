@@ -7,6 +7,7 @@
 #include "core/status.h"
 #include "core/text.h"
 #include "core/unserved.h"
+#include "measure/launch.h"
 #include "rules/complete.h"
 #include "rules/launch.h"
 #include "rules/node.h"
@@ -367,7 +368,7 @@ static int exec_run(int argc, char **argv) {
                                           {"json", no_argument, NULL, 'j'},
                                           {"help", no_argument, NULL, 'h'},
                                           {0}};
-    exec_work w = {.first = epo_tool_is_first_rank()};
+    exec_work w = {.first = !launch_is_other()};
     optind = 0;
     opterr = 0;
     for (int c; (c = getopt_long(argc, argv, "+:h", longs, NULL)) != -1;) {

@@ -6,6 +6,7 @@
 
 #include "core/status.h"
 #include "json.h"
+#include "measure/launch.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -96,17 +97,6 @@ static void forget_shown(void) {
     }
 }
 
-bool epo_tool_is_first_rank(void) {
-    static const char *const ranks[] = {"RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK",
-                                        "SLURM_PROCID"};
-    for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++) {
-        const char *rank = getenv(ranks[i]);
-        if (rank != NULL && rank[0] != '\0')
-            return strcmp(rank, "0") == 0;
-    }
-    return true;
-}
-
 /* --json, or env's --format json, among the command's own options; as getopt does, short
  * for it, too.  What follows "--", and exec's program, is another's. */
 static bool asks_for_json(int argc, char **argv) {
@@ -127,7 +117,7 @@ static bool asks_for_json(int argc, char **argv) {
 static void answer_error(const char *name, int status, const char *message) {
     epo_json json = {.out = stdout};
     bool is_shared = strcmp(name, "bench") == 0; /* one answer of a step's ranks together */
-    if (!run.json || run.process != getpid() || (is_shared && !epo_tool_is_first_rank()))
+    if (!run.json || run.process != getpid() || (is_shared && launch_is_other()))
         return;
     epo_json_object(&json, NULL);
     epo_json_object(&json, "error");

@@ -57,9 +57,6 @@ int epo_tool_finish(const char *name, int status);
  * lives as long as the command. */
 const char *epo_tool_shown(const char *name);
 
-/* The step's first rank, or no step: the one that speaks for all. */
-bool epo_tool_is_first_rank(void);
-
 /* An epo_progress (trace/lines.h): a line on stderr, if that is a terminal. */
 void epo_tool_progress(void *what, uint64_t done, uint64_t total);
 void epo_tool_progress_end(void);
