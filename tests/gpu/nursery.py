@@ -72,13 +72,13 @@ class Process(Child):
         self.job.kill()
 
 
-def ended(jobs, limit):
-    """Waits for all, `limit` seconds at most, and AFTER more at most once one has failed; those that had to
+def ended(jobs, limit, after=AFTER):
+    """Waits for all, `limit` seconds at most, and `after` more at most once one has failed; those that had to
     be killed."""
     until, failed = time.time() + limit, False
     while any(job.poll() is None for job in jobs) and time.time() < until:
         if not failed and any(job.poll() for job in jobs):
-            failed, until = True, min(until, time.time() + AFTER)
+            failed, until = True, min(until, time.time() + after)
         time.sleep(0.01)
     late = [job for job in jobs if job.poll() is None]
     for job in late:

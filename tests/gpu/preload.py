@@ -12,18 +12,21 @@
         programs   a shell with jobs and traps, /bin/true, a program linked statically
         reopen     python without torch that opens the job's NCCL, uses it and closes it, again and again
 
---together: all parts are started at once, by fork from one that has imported torch, and six runs at a time are
-let at the GPUs.
+--together: all parts are started at once, by fork from one that has imported torch; three runs at a time (one
+part's) touch the GPUs, as a machine has no room for the contexts of thirty programs at once.
 Two ranks, on two GPUs or on one. Each part prints a digest of what its ranks saw;
 output, status and digest have to be the same plain, observed with the recorder, and accelerated, and
-nothing of ours is left in /dev/shm.
+nothing of ours is left in /dev/shm. What the GPUs and the machine have free is said of each case; a rank
+that fails ends its peer.
 """
 import argparse
 import concurrent.futures
+import faulthandler
 import hashlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -37,7 +40,25 @@ from nursery import Nursery, Process, ended, serve
 HERE = os.path.abspath(__file__)
 ALONE = ("plain", "reopen")  # one rank without torch
 SHARED = "EP_TEST_SHARED" in os.environ  # a GPU: a communicator takes longer to make
+LIMIT = 40  # seconds of a run, from its turn on
 MB = 1 << 20
+
+
+def machine():
+    """What GPUs and machine have, and what the driver said last: where a context could not be made."""
+    def said(*command):
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+            return done.stdout.splitlines()
+        except (OSError, subprocess.TimeoutExpired) as e:
+            return [str(e)]
+
+    with open("/proc/meminfo") as f:
+        memory = [" ".join(line.split()) for line in f if re.match("Mem|Commit", line)]
+    return "; ".join([
+        "GPUs (used, total) " + ", ".join(said("nvidia-smi", "--query-gpu=memory.used,memory.total", "--format=csv,noheader")),
+        "programs on them %d" % len(said("nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader")),
+        ", ".join(memory), *[line for line in said("dmesg") if "NVRM" in line or "nvidia" in line][-4:]])
 
 
 class Ranks:
@@ -49,13 +70,18 @@ class Ranks:
 
         self.torch, self.dist = torch, dist
         self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        at_gate(self.rank)  # (before there is a context, which takes memory of the GPU and of the host)
         self.device = torch.device("cuda", self.rank % torch.cuda.device_count())
-        torch.cuda.set_device(self.device)
+        try:
+            torch.cuda.set_device(self.device)
+        except RuntimeError:
+            print("no context: " + machine(), file=sys.stderr, flush=True)
+            raise
+        print("FREE %d %d" % (self.device.index, torch.cuda.mem_get_info()[0] // MB), file=sys.stderr, flush=True)
         dist.init_process_group(
             "nccl", init_method=os.environ["PRELOAD_TEST_MEET"], rank=self.rank,
             world_size=self.ranks, timeout=datetime.timedelta(seconds=30),
         )
-        at_gate(self.rank)
         self.digest = hashlib.sha256()
         self.rng = random.Random(7)  # the same on all ranks
 
@@ -166,8 +192,11 @@ def rank_reopen():
     import _ctypes
     import ctypes
 
-    path = os.environ["PRELOAD_TEST_NCCL"]
+    at_gate(0)
+    faulthandler.dump_traceback_later(LIMIT - 3)
+    path, begun = os.environ["PRELOAD_TEST_NCCL"], time.time()
     for _ in range(3):
+        print("%.1f s: opens it" % (time.time() - begun), file=sys.stderr, flush=True)
         nccl = ctypes.CDLL(path)
         number = ctypes.c_int()
         print(nccl.ncclGetVersion(ctypes.byref(number)), number.value, flush=True)
@@ -175,6 +204,7 @@ def rank_reopen():
             nccl.ncclGroupStart()
             nccl.ncclGroupEnd()
         comm, device = ctypes.c_void_p(), ctypes.c_int(0)
+        print("%.1f s: makes a communicator" % (time.time() - begun), file=sys.stderr, flush=True)
         print(nccl.ncclCommInitAll(ctypes.byref(comm), 1, ctypes.byref(device)), flush=True)
         print(nccl.ncclCommDestroy(comm), flush=True)
         _ctypes.dlclose(nccl._handle)
@@ -205,12 +235,14 @@ def rank_of(part):
 def run(library, mode, part, ranks, extra, limit, turn, nurseries):
     folder = tempfile.mkdtemp(prefix="ep-preload-")
     gate = os.path.join(folder, "gate")
-    if turn and part not in ALONE:
+    if turn and part != "plain":
         extra = dict(extra, EP_TEST_GATE=gate)
     jobs = []
     for r in range(ranks):
         env = dict(RANK=str(r), WORLD_SIZE=str(ranks), PRELOAD_TEST_MEET=f"file://{folder}/meet",
                    PRELOAD_TEST_NCCL=nccl_path(), **sharing(r, ranks, gpus()), **extra)
+        if part == "reopen":  # what NCCL did, where it does not come back
+            env.update(NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=os.path.join(folder, "nccl"))
         if mode != "plain":
             env.update(EP_OVERLAP_INTERPOSE=mode, EP_OVERLAP_INTERPOSE_LEAST="64k", EP_OVERLAP_INTERPOSE_WAIT="200000")
         if mode == "observe":
@@ -220,28 +252,50 @@ def run(library, mode, part, ranks, extra, limit, turn, nurseries):
             continue
         jobs.append(Process([sys.executable, HERE, "--rank", part], dict(os.environ, **env, **preload(library, mode)),
                             os.path.join(folder, str(r)), apart=True))
+    # A rank's peer does not wait for one that has failed; in a crash it has its last second.
+    after = 5 if part == "crash" else 0.5
     if "EP_TEST_GATE" not in extra:
-        return gather(jobs, limit)
+        return gather(jobs, limit, after)
     with in_turn(turn, gate, jobs):
-        return gather(jobs, limit)
+        return gather(jobs, limit, after)
 
 
 def preload(library, mode):
     return {} if mode == "plain" else {"LD_PRELOAD": library}
 
 
-def gather(jobs, limit):
-    out = []
-    late = ended(jobs, limit)
+def gather(jobs, limit, after):
+    """Of each rank what it said; free: GPU and MB that were free when it had its context."""
+    out, begun = [], time.time()
+    late = ended(jobs, limit, after)
     for job in jobs:
         text, errors = job.output()
         text += "TIMEOUT" if job in late else ""
         ours = [line for line in errors.splitlines() if "ep-overlap" in line]
-        out.append({"status": job.returncode, "out": text, "ours": ours, "errors": errors[-1500:]})
+        out.append({"status": job.returncode, "out": text, "ours": ours, "seconds": round(time.time() - begun, 1),
+                    "nccl": last_of(os.path.join(os.path.dirname(job.path), "nccl")),
+                    "free": re.findall(r"^FREE (\d+) (\d+)$", errors, re.M), "errors": errors[-2500:]})
     return out
 
 
-def same(library, name, ranks, turn, nurseries, extra=None, limit=40):
+def last_of(path):
+    try:
+        with open(path, errors="replace") as f:
+            return f.read()[-1500:]
+    except OSError:
+        return ""
+
+
+def free_of(runs):
+    """The least that was free on each GPU when its ranks had their contexts, in words."""
+    least = {}
+    for r in sum(runs.values(), []):
+        for gpu, mb in r["free"]:
+            least[gpu] = min(int(mb), least.get(gpu, 1 << 60))
+    return ", ".join("%d MB of GPU %s" % (least[gpu], gpu) for gpu in sorted(least)) or "not asked"
+
+
+def same(library, name, ranks, turn, nurseries, extra=None, limit=LIMIT):
     part = name.split("-")[0]
     modes = ["plain", "observe", "accelerate"]
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -256,9 +310,10 @@ def same(library, name, ranks, turn, nurseries, extra=None, limit=40):
         # whoever asked for nothing hears nothing; the recorder has its lines
         bad |= mode == "accelerate" and any(r["ours"] for r in runs[mode])
     print(f"{name}: {'FAILED' if bad else 'ok'}; plain {plain}", flush=True)
-    print("case\tpreload %s\t%s\t%s" % (name, "FAIL" if bad else "ok", ", ".join(
-        "%s %s" % (mode, [r["status"] for r in runs[mode]]) for mode in modes)), flush=True)
-    for mode in modes[1:]:
+    print("case\tpreload %s\t%s\t%s; free at least %s; %.1f s" % (name, "FAIL" if bad else "ok", ", ".join(
+        "%s %s" % (mode, [r["status"] for r in runs[mode]]) for mode in modes), free_of(runs),
+        max(r["seconds"] for mode in modes for r in runs[mode])), flush=True)
+    for mode in modes:
         print(f"  {mode}: {[r['ours'] for r in runs[mode]]}", flush=True)
         for r in runs[mode]:
             if bad:
@@ -328,7 +383,7 @@ def main():
         return 77
     told(2, gpus())
     ranks, library = 2, os.path.abspath(options.library)
-    turn = threading.Semaphore(6) if options.together else None
+    turn = threading.Semaphore(3) if options.together else None
     cases, before = [], rooms()
     failed = ["programs"] if "programs" in options.parts and programs(library) else []
     for part in [part for part in options.parts if part != "programs"]:
