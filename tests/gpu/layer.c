@@ -3,13 +3,15 @@
  * layer.c - the whole layer on GPUs: against the fp64 reference, and bit for bit
  * between serial, overlapped and delayed runs.
  *
- *   layer threads|processes RANKS CASES [SEED [ARMS [e4m3] [budgets] [nodes=N]]]
+ *   layer threads|processes RANKS CASES [SEED [ARMS [e4m3] [budgets] [nodes=N] [from=N]]]
  *
+ * from: the cases before that number are left out, none is another for it.
  * budgets: every arm once more with the GEMMs on 100 and on 32 SMs, all with the same bits.
  * Ranks share the GPUs there are (rank r on GPU r modulo their number; with nodes, whose
  * ranks lie one behind the other, node n on GPU n modulo their number).
  */
 #include "fixture.h"
+#include "where.h"
 
 #include "backend/backend.h"
 
@@ -36,6 +38,7 @@ typedef struct board {
     struct {
         int status;
         char text[256];
+        _Atomic int step;       /* counts what it has come through: see where.h */
         double error[5];        /* y, dx, dweights, dw1, dw2 */
         uint64_t hash[RUNS][5]; /* by budget, then by arm */
     } rank[REF_RANKS];
@@ -102,6 +105,7 @@ static epo_status microbatch(const job *j, state *s, int mb, char *memory) {
     test_stage_send(c, j->rank, &stage, &s->a, s->stream);
     epo_status status = test_pass(j->engine, s->buffer, s->layer, &r, &s->a, s->stream, &plan);
     j->engine->plan_release(plan);
+    atomic_fetch_add(&j->b->rank[j->rank].step, 1);
     return status;
 }
 
@@ -135,6 +139,7 @@ static void *rank_main(void *ctx) {
     char *stage = NULL;
     TEST_CUDA(cudaHostAlloc((void **)&stage, stage_bytes * (uint64_t)j->c.microbatches, 0));
     epo_status status = state_open(j, &s);
+    atomic_fetch_add(&j->b->rank[j->rank].step, 1);
     for (int mb = 0; mb < j->c.microbatches && status == EPO_OK; mb++)
         status = microbatch(j, &s, mb, stage + (uint64_t)mb * stage_bytes);
     if (status == EPO_OK)
@@ -144,9 +149,11 @@ static void *rank_main(void *ctx) {
         snprintf(j->b->rank[j->rank].text, sizeof j->b->rank[j->rank].text, "%s",
                  j->engine->error());
     TEST_CUDA(cudaStreamSynchronize(s.stream));
+    atomic_fetch_add(&j->b->rank[j->rank].step, 1);
     if (status == EPO_OK)
         judge(j, &s);
     state_free(j, &s);
+    atomic_fetch_add(&j->b->rank[j->rank].step, 1);
     cudaFreeHost(stage);
     return NULL;
 }
@@ -180,10 +187,10 @@ static bool run_threads(job *j) {
 /* The caller has not touched CUDA: its children may. */
 static bool run_processes(job *j, const job *all, int count) {
     pid_t pid[REF_RANKS];
-    bool ok = true;
     for (int r = 0; r < j->c.ranks; r++) {
         pid[r] = fork();
         if (pid[r] == 0) {
+            where_begin();
             test_apart(r, j->c.ranks, j->devices);
             for (int i = 0; i < count; i++) {
                 job mine = all[i];
@@ -197,12 +204,7 @@ static bool run_processes(job *j, const job *all, int count) {
             _exit(0);
         }
     }
-    for (int r = 0; r < j->c.ranks; r++) {
-        int status = 0;
-        if (pid[r] < 0 || waitpid(pid[r], &status, 0) < 0 || status != 0)
-            ok = false;
-    }
-    return ok;
+    return where_wait(pid, j->c.ranks, &j->b->rank[0].step, sizeof j->b->rank[0] / sizeof(int));
 }
 
 /* What an output may be off: see the header for rows in e4m3. */
@@ -318,7 +320,7 @@ static void play_nodes(int ranks, int nodes) {
 int main(int argc, char **argv) {
     if (argc < 4) {
         fprintf(stderr, "usage: layer threads|processes RANKS CASES [SEED [ARMS [e4m3] [budgets] "
-                        "[nodes=N]]]\n");
+                        "[nodes=N] [from=N]]]\n");
         return 2;
     }
     const bool threads = strcmp(argv[1], "threads") == 0;
@@ -332,11 +334,13 @@ int main(int argc, char **argv) {
     int most = argc > 5 ? (int)strtol(argv[5], NULL, 10) : ARMS;
     most = most < 1 || most > ARMS ? ARMS : most;
     bool wire = false;
-    int nodes = 1, nbudgets = 1;
+    int nodes = 1, nbudgets = 1, from = 0;
     for (int i = 6; i < argc; i++) {
         wire = wire || strcmp(argv[i], "e4m3") == 0;
         if (strcmp(argv[i], "budgets") == 0)
             nbudgets = BUDGETS;
+        if (strncmp(argv[i], "from=", 5) == 0)
+            from = (int)strtol(argv[i] + 5, NULL, 10);
         if (strncmp(argv[i], "nodes=", 6) == 0)
             nodes = (int)strtol(argv[i] + 6, NULL, 10);
     }
@@ -350,7 +354,7 @@ int main(int argc, char **argv) {
     j.b = mmap(NULL, sizeof *j.b, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (j.b == MAP_FAILED)
         return 2;
-    for (int i = 0; i < cases; i++) {
+    for (int i = from; i < cases; i++) {
         j.c = random_case(seed, ranks, i);
         if (wire) {
             j.c.wire = EPO_WIRE_E4M3;
