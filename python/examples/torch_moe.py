@@ -50,7 +50,10 @@ class Exchange(torch.autograd.Function):
 
 
 class TorchExperts(torch.nn.Module):
-    """y [T, H] of x [T, H], experts [T, K], weights [T, K]: permute, all-to-all, experts, and back."""
+    """y [T, H] of x [T, H], experts [T, K], weights [T, K]: permute, all-to-all, experts, and back.
+
+    Each run gives the same bits: rows go home by a permutation and are summed in the order of top_k. (index_add
+    adds in the order in which the GPU's threads come.)"""
 
     def __init__(self, a, device, dtype):
         super().__init__()
@@ -61,7 +64,8 @@ class TorchExperts(torch.nn.Module):
     def forward(self, x, experts, weights):
         flat = experts.flatten()
         order = flat.argsort(stable=True)
-        token = order // experts.shape[1]
+        back = torch.empty_like(order)
+        back[order] = torch.arange(order.numel(), device=order.device)
         counts = torch.bincount(flat, minlength=self.ranks * self.local)
         everyone = [torch.empty_like(counts) for _ in range(self.ranks)]
         dist.all_gather(everyone, counts)
@@ -69,7 +73,7 @@ class TorchExperts(torch.nn.Module):
         to = table[dist.get_rank()].sum(1).tolist()
         mine = table[:, dist.get_rank()]
         come, pieces = mine.sum(1).tolist(), mine.flatten().tolist()
-        rows = Exchange.apply(x[token], to, come).split(pieces)  # by (source, expert)
+        rows = Exchange.apply(x[order // experts.shape[1]], to, come).split(pieces)  # by (source, expert)
         out = [None] * len(pieces)
         for e in range(self.local):
             at = [s * self.local + e for s in range(self.ranks)]
@@ -78,9 +82,8 @@ class TorchExperts(torch.nn.Module):
             done = ((F.silu(gate) * up) @ self.w2[e].t()).split([pieces[i] for i in at])
             for i, part in zip(at, done):
                 out[i] = part
-        home = Exchange.apply(torch.cat(out), come, to)
-        home = home * weights.flatten()[order][:, None].to(home.dtype)
-        return torch.zeros_like(x).index_add(0, token, home)
+        home = Exchange.apply(torch.cat(out), come, to).index_select(0, back).view(*experts.shape, -1)
+        return (home * weights[..., None].to(home.dtype)).sum(1)
 
 
 def library_experts(a, dtype):
