@@ -12,7 +12,8 @@
 # script where there is no GPU; EPO_TRAIN names another ep-train, EPO_STEPS its steps. EPO_PARTS:
 # of "alltoall flex bf16 tools" (the node's facts, a step without GPUs, bench) and "scripts" (the job
 # scripts of python/examples, with PYTHON, in PYTHONPATH what they need beside PyTorch: Megatron-Core),
-# those that are to run [all but the last]; EPO_SECONDS: the limit of all of it (100).
+# those that are to run [all but the last]; EPO_SCRIPTS: of "alltoall moe megatron" [all]; EPO_CARRIED=1: an
+# accelerated arm must have carried most of its bytes [1 where each rank has a GPU]; EPO_SECONDS: the limit of all of it (100).
 set -u
 cd "$(dirname "$0")/../.." || exit 2
 top=$PWD build=${1:-build-gpu} debs=${2:-build-debs}
@@ -34,6 +35,7 @@ result() { # case ok|FAIL text
 failed=0
 
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+must_carry=${EPO_CARRIED:-$([ "$engine" = cuda ] && [ "$gpus" -ge "$ranks" ] && echo 1)}
 if [ "$engine" = cuda ] && [ "$gpus" = 0 ]; then
     no "no GPU here (nvidia-smi -L lists none)"
 fi
@@ -89,6 +91,9 @@ if asked scripts; then
         batch="--nodes=1 --ntasks-per-node=$ranks --gpus-per-node=0"
     fi
     export BATCH=$batch
+    for name in alltoall moe megatron; do
+        [[ " ${EPO_SCRIPTS:-alltoall moe megatron} " == *" $name "* ]] || unset "SCRIPTS_$name"
+    done
 fi
 cat >"$out/steps.sh" <<'STEPS'
 out=$1 steps=$2 engine=$3 parts=$4
@@ -135,8 +140,8 @@ step="$*"
     fi
     if asked scripts; then
         slow=$([ "$engine" = cuda ] && echo 1 || echo 3) # CPUs have several of these at once
-        script torch-alltoall torch_alltoall.py $((60 * slow)) $SCRIPTS_alltoall
-        script torch-moe torch_moe.py $((100 * slow)) $SCRIPTS_moe
+        [ -z "${SCRIPTS_alltoall:-}" ] || script torch-alltoall torch_alltoall.py $((60 * slow)) $SCRIPTS_alltoall
+        [ -z "${SCRIPTS_moe:-}" ] || script torch-moe torch_moe.py $((100 * slow)) $SCRIPTS_moe
         [ -z "${SCRIPTS_megatron:-}" ] || script megatron-core-moe megatron_core_moe.py $((140 * slow)) $SCRIPTS_megatron
     fi
     if asked tools; then
@@ -182,8 +187,22 @@ ended() { # NAME
 }
 of_arm() { cat "$out/$1"-[0-9]*-"$2".log; }
 arm_losses() { of_arm "$1" "$2" | sed -n 's/.*iteration *\([0-9]*\)\/.*lm loss: \([0-9.E+-]*\).*/\1 \2/p'; }
+# That most of the bytes of an accelerated arm's all-to-alls were carried by copy engines, by its one line in FILE.
+carried() { # NAME FILE...
+    [ "$must_carry" = 1 ] || return 0
+    local line many of
+    line=$(grep -ah 'MB carried by copy engines' "${@:2}" 2>/dev/null | tail -1)
+    of=$(sed -n 's/.* all-to-all exchanges (\([0-9.]*\) MB).*/\1/p' <<<"$line")
+    many=$(sed -n 's/.*; \([0-9.]*\) MB carried by copy engines.*/\1/p' <<<"$line")
+    if awk -v many="${many:-0}" -v of="${of:-0}" 'BEGIN { exit !(many > of / 2) }'; then
+        result "$1 carried" ok "$many of $of MB"
+    else
+        result "$1 carried" FAIL "${many:-none} of ${of:-0} MB: ${line:-no line says so}"
+    fi
+}
 alltoall_judge() {
     ended torch-alltoall || return
+    carried torch-alltoall "$out/torch-alltoall.out"
     local said
     said="$(sed -n '/^== off/,$s/^\([0-9].*\)/\1;/p' "$out/torch-alltoall.out" | tr -s ' \n' ' ')$(grep -ah '^ep-overlap' "$out/torch-alltoall.out" | tail -1)"
     if [ "$(grep -c 'every element as its sender sent it' "$out/torch-alltoall.out")" = 2 ]; then
@@ -194,6 +213,7 @@ alltoall_judge() {
 }
 moe_judge() {
     ended torch-moe || return
+    carried torch-moe "$out"/torch-moe-[0-9]*-on.log
     local arm many
     many=$(arm_losses torch-moe off | wc -l)
     for arm in on library library+wgrad; do
@@ -209,6 +229,7 @@ moe_judge() {
 }
 megatron_judge() {
     ended megatron-core-moe || return
+    carried megatron-core-moe "$out"/megatron-core-moe-[0-9]*-alltoall.log
     local arm last
     for arm in off alltoall flex hybridep; do
         last="${last:+$last }$(arm_losses megatron-core-moe "$arm" | tail -1 | cut -d' ' -f2)"
@@ -221,11 +242,11 @@ megatron_judge() {
     fi
 }
 if asked scripts; then
-    alltoall_judge
-    moe_judge
+    [ -z "${SCRIPTS_alltoall:-}" ] || alltoall_judge
+    [ -z "${SCRIPTS_moe:-}" ] || moe_judge
     if [ -n "${SCRIPTS_megatron:-}" ]; then
         megatron_judge
-    else
+    elif [[ ${EPO_SCRIPTS:-megatron} == *megatron* ]]; then
         printf 'case\tmegatron-core-moe\tskip\tno Megatron-Core here, or no GPU\n'
     fi
     grep -ah ' s  .*x$\|ms/step\|^arm' "$out/torch-moe.out" "$out/megatron-core-moe.out" 2>/dev/null | sed 's/^/# /'
