@@ -98,13 +98,20 @@ fi
 cat >"$out/steps.sh" <<'STEPS'
 out=$1 steps=$2 engine=$3 parts=$4
 shift 4
-# A job script to its end; one that does not come to it is cancelled, and the next one begins.
+# A job script to its end; one that does not come to it is cancelled, and the next one begins. (sbatch --wait
+# asks after 2, 8 and then each 32 s.)
 script() { # NAME PROGRAM SECONDS [ARGUMENT...]
     name=$1 program=$2 seconds=$3 begin=$SECONDS
     shift 3
-    PROGRAM=$PWD/python/examples/$program timeout -k 5 "$seconds" sbatch -Q --wait --chdir="$out" --output="$out/$name.out" \
-        $BATCH "jobscripts/$name.sbatch" "$@" >"$out/$name.log" 2>&1
-    echo "status $? after $((SECONDS - begin)) s" >>"$out/$name.log"
+    job=$(PROGRAM=$PWD/python/examples/$program timeout -k 5 30 sbatch --parsable --chdir="$out" --output="$out/$name.out" \
+        $BATCH "jobscripts/$name.sbatch" "$@" 2>"$out/$name.log")
+    ends='' # "0:0", or the status and signal it ended by
+    while [ -n "$job" ] && [ -z "$ends" ] && [ $((SECONDS - begin)) -lt "$seconds" ]; do
+        sleep 0.3
+        ends=$(timeout 10 scontrol show job "$job" | sed -n '/JobState=\(PENDING\|CONFIGURING\|RUNNING\|COMPLETING\)/q;s/.* ExitCode=\([0-9:]*\).*/\1/p')
+    done
+    [ "$ends" != 0:0 ] || ends=0
+    echo "status ${ends:-none, no end} after $((SECONDS - begin)) s" >>"$out/$name.log"
     scancel --quiet --full --signal=KILL --name="$name" 2>/dev/null
     for try in $(seq 100); do [ -n "$(squeue -h)" ] || break; sleep 0.1; done
 }
