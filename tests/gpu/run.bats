@@ -14,6 +14,8 @@ setup() {
 #!/bin/sh
 case "$*" in
 -L) printf 'GPU 0: stand-in\nGPU 1: stand-in\n' ;;
+*memory.used*) cat "$WORK/used" 2>/dev/null || printf '0, 4\n1, 4\n' ;;
+*compute-apps*) cat "$WORK/programs" 2>/dev/null ;;
 *name*) echo stand-in ;;
 *) echo 9.0 ;;
 esac
@@ -21,7 +23,7 @@ END
     printf '#!/bin/sh\nexit "${MAKE_STATUS:-0}"\n' >"$work/bin/make"
     printf '#!/bin/sh\n[ -n "$TORCH_HERE" ] || exit 1\necho "$0 $*"\n' >"$work/bin/python3"
     chmod +x "$work"/bin/*
-    export PATH=$work/bin:$PATH EPO_GPU_BUILD=$work/b CUDA=$work/none
+    export WORK=$work PATH=$work/bin:$PATH EPO_GPU_BUILD=$work/b CUDA=$work/none
     unset PYTHON PYTHONPATH
 }
 
@@ -79,13 +81,38 @@ line() { grep -qE -- "$1" <<<"$output" || { echo "no line: $1" && false; }; }
     program endure <<<"sleep 977"
     ok dense
     # two commands of 60 s, no second usually: 20 s
-    sed 's/^#   repeats   20 s/#   repeats    0 s/' "$top/tests/gpu/run.sh" >"$work/run.sh"
+    sed 's/^#   repeats   10 s/#   repeats    0 s/' "$top/tests/gpu/run.sh" >"$work/run.sh"
     mkdir -p "$work/tree/tests/gpu" && cp "$work/run.sh" "$work/tree/tests/gpu/" && chmod +x "$work/tree/tests/gpu/run.sh"
     run -1 timeout 100 "$work/tree/tests/gpu/run.sh" -t 200 repeats dense
     echo "$output"
     line '^repeats	endure repeats 	FAIL	stopped after [1-5]?[0-9] s'
     line '^repeats4	endure repeats 	FAIL	stopped after [0-9] s'
     line '^result phase=dense .* ok=1 fail=0 '
+}
+
+@test "run.sh: what a phase leaves on the GPUs is its failure; what was there before is not" {
+    echo '71, 300 MiB, other' >"$work/programs"
+    ok units
+    run_sh 0 units
+    line '^gpus before=units used_mb=4,4 programs=0 of_others=1$'
+    line '^gpus before=end used_mb=4,4 programs=0 of_others=1$'
+    program units <<<"printf 'case\tunits\tok\tx\n'; printf '0, 4\n1, 900\n' >'$work/used'; echo '72, 800 MiB, ours' >>'$work/programs'"
+    program dense <<<"printf 'case\tdense\tok\tx\n'; rm '$work/used' '$work/programs'"
+    run_sh 1 units dense
+    line '^gpus before=dense used_mb=4,900 programs=1 of_others=1$'
+    line '^units	left on the GPUs	FAIL	896 MB of GPU 1 72, 800 MiB, ours'
+    line '^gpus before=end used_mb=4,4 programs=0 of_others=1$'
+    [ ! -e "$work/b/results/units.done" ] && [ -e "$work/b/results/dense.done" ]
+}
+
+@test "run.sh PHASE=SECONDS: it gets no more, and begins where that is left" {
+    program endure <<<"sleep 977"
+    ok dense
+    run_sh 1 -t 60 endure=6 dense
+    line '^result phase=endure .* fail=[1-9] .* seconds=[67] '
+    line '^result phase=dense .* ok=1 fail=0 '
+    run_sh 2 dense=soon
+    line "dense takes a number of seconds, not 'soon'"
 }
 
 @test "run.sh: a signal ends what runs, the rest is named" {

@@ -13,30 +13,30 @@
 #                    here too; another build), portable kernels       1 GPU or more
 #   flex      20 s   flex's kernels against maps of the CPU and fp64 1 GPU or more
 #   threads   25 s   layers, ranks as threads, all arms bit for bit    1 GPU or more
-#   budgets   25 s   the same on all SMs, on 100 and on 32             1 GPU or more
+#   budgets   15 s   the same on all SMs, on 100 and on 32             1 GPU or more
 #   near      20 s   the same for flex, own rows expanded beside the others' way however
 #                    few they are                                    1 GPU or more
-#   graph     70 s   plan, forward and backward in a CUDA graph, in up to 4 chunks, replayed
+#   graph    100 s   plan, forward and backward in a CUDA graph, in up to 4 chunks, replayed
 #                                                                      1 GPU or more
-#   bulk      45 s   10,000 random small layers (EPO_GPU_LAYERS), and 2,000 of shapes at
+#   bulk      30 s   10,000 random small layers (EPO_GPU_LAYERS), and 2,000 of shapes at
 #                    the edges                                         1 GPU or more
 #   dense      3 s   ep-train's dense parts against the CPU's         1 GPU
 #   processes 15 s   layers, ranks as processes over CUDA IPC          1 GPU or more
 #   nccl      45 s   the same, peers by ncclSend and ncclRecv; a rank that makes its communicator
 #                    late; ranks that share a GPU go over sockets      1 GPU or more
-#   comm      20 s   groups from a job's communicator                  1 GPU or more
+#   comm      12 s   groups from a job's communicator                  1 GPU or more
 #   features  20 s   two micro-batches, two groups in a step, ...      1 GPU or more
 #   wire      40 s   layers and features with e4m3 on the wire       1 GPU or more
 #   nodes     60 s   flex across two nodes played in one machine, NCCL between them; as on
 #                    several machines, too                             1 GPU or more
-#   repeats   20 s   1,000 repeats of a layer, bit for bit             1 GPU or more
+#   repeats   10 s   1,000 repeats of a layer, bit for bit             1 GPU or more
 #   endure    75 s   a stopped rank named, with CUDA_DEVICE_MAX_CONNECTIONS 1 and 32; a rank
 #                    that never comes; a capture while NCCL is waited for; 60 groups made and
 #                    destroyed                                         1 GPU or more
 #   sanitizer 60 s   memcheck and racecheck of small cases             1 GPU
-#   bench     10 s   workload Q, serial and overlapped in turns  2 GPUs (1: no exchange)
+#   bench      6 s   workload Q, serial and overlapped in turns  2 GPUs (1: no exchange)
 #   torch     20 s   PyTorch's eager layer beside it                    2 GPUs
-#   strong    15 s   the layer beside our dispatch, torch._grouped_mm and one pass of
+#   strong    10 s   the layer beside our dispatch, torch._grouped_mm and one pass of
 #                    SwiGLU, in turns                                2 GPUs
 #   sweep     25 s   bench for 64, 512, 4096 and 16384 tokens        2 GPUs
 #   deep      10 s   workload D: hidden 7168, 256 experts               2 GPUs
@@ -46,32 +46,33 @@
 #   slow      35 s   a slow fabric: NCCL through shared memory, widths that take as long to
 #                    send as to compute                              2 GPUs
 #   tools     50 s   ep-overlap bench and ep-train, without Slurm (tools.sh)   1 GPU or more
-#   slurm     75 s   srun --ep-overlap=on ep-train: the loss of off, bit for bit; Slurm from
+#   slurm     40 s   srun --ep-overlap=on ep-train: the loss of off, bit for bit; Slurm from
 #                    build-debs where none is installed (slurm.sh)   1 GPU or more
-#   scripts  125 s   the job scripts of python/examples under that Slurm (slurm.sh)   1 GPU or more
+#   scripts  110 s   the job scripts of python/examples under that Slurm (slurm.sh)   1 GPU or more
 #   python    60 s   the torch binding, in CUDA graphs too, the deep_ep drop-in; two ranks
 #                                                                      1 GPU or more
-#   megatron  20 s   Megatron-Core's dispatchers over it              1 GPU or more
-#   random    90 s   120,000 random all-to-alls of an unmodified torch program, half of them with
+#   megatron  15 s   Megatron-Core's dispatchers over it              1 GPU or more
+#   random    50 s   120,000 random all-to-alls of an unmodified torch program, half of them with
 #                    messages of all sizes carried (EPO_CALLS: of each half); plain, observed,
 #                    expandable segments (intercept.py; -s: other calls; gather.py adds runs
 #                    up)                                             1 GPU or more
-#   jobs      75 s   its other cases: sizes that disagree, graphs, groups, aborts, churn   1 GPU or more
-#   speed     55 s   64 MB, beside GEMMs, an eager layer trained        2 GPUs
-#   small     30 s   what a small message costs under the interposer    1 GPU or more
+#   jobs     110 s   its other cases: sizes that disagree, graphs, groups, aborts, churn   1 GPU or more
+#   speed     20 s   64 MB, beside GEMMs, an eager layer trained        2 GPUs
+#   small     25 s   what a small message costs under the interposer    1 GPU or more
 #   record   120 s   what the recorder says beside torch.profiler (record.py; EPO_RECORD: some of
 #                    its parts)                                      1 GPU or more
-#   preload   85 s   that nobody notices the interposer (preload.py)   1 GPU or more
+#   preload   60 s   that nobody notices the interposer (preload.py)   1 GPU or more
 #   examples 110 s   python/examples to their ends, without Slurm      1 GPU or more
 #
-#   run.sh [PHASE...]     all of them; -n CASES [12], -s SEED, -o FOLDER for results,
+#   run.sh [PHASE[=SECONDS]...]     all of them, the phase in SECONDS at most; -n CASES [12], -s SEED, -o FOLDER for results,
 #                         -S: in `scale`, ranks share GPUs where there are too few, labelled
 #                         -t SECONDS: of all: no phase begins that usually takes longer than is
 #                         left, none gets more than half as long again and 20 s, limits are cut to that
 #                         -r: what is done in FOLDER, of the same tree, is not done again
 #                         -l: only the names of the phases and their usual seconds
 #
-# Each command has a limit; what it leaves behind is killed, and the next one begins. Behind each phase a
+# Each command has a limit; what it leaves behind is killed, and the next one begins. What the GPUs hold is
+# told before each phase; a phase that leaves memory or programs on them has failed. Behind each phase a
 # line `result phase=... ok=... fail=... seconds=...`; in the end a table, one JSON object, and
 # last what was skipped and why. Status 0: no case failed.
 set -u
@@ -104,7 +105,13 @@ while getopts n:s:o:t:Srlh option; do
 done
 shift $((OPTIND - 1))
 phases=${*:-probe units products ways sm80 flex threads budgets near processes nccl comm features graph bulk dense wire nodes repeats endure sanitizer bench torch strong sweep deep fp32 scale slow tools slurm scripts python megatron random jobs speed small record preload examples}
-for phase in $phases; do
+declare -A most=() # of phases, where it is asked for
+words=$phases phases=
+for word in $words; do
+    phase=${word%%=*}
+    [ "$word" = "$phase" ] || most[$phase]=${word#*=}
+    [[ ${most[$phase]:-1} =~ ^[0-9]+$ ]] || { echo "run.sh: $phase takes a number of seconds, not '${most[$phase]}'" >&2; exit 2; }
+    phases+="$phase "
     [ -n "$(usual "$phase")" ] || { echo "run.sh: no phase $phase (run.sh -l lists them)" >&2; exit 2; }
 done
 [[ $left =~ ^[0-9]+$ ]] || { echo "run.sh: -t takes a number of seconds, not '$left'" >&2; exit 2; }
@@ -136,6 +143,28 @@ fi
 name=$(nvidia-smi --query-gpu=name --format=csv,noheader -i 0)
 arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader -i 0 | tr -d .)
 [ "$arch" = 90 ] && arch=90a
+
+# What the GPUs hold: MB of each ("0 4"), and programs ("PID, MB, NAME").
+gpu_used() { nvidia-smi --query-gpu=index,memory.used --format=csv,noheader,nounits 2>/dev/null | tr -d ' ' | tr , ' '; }
+gpu_programs() { nvidia-smi --query-compute-apps=pid,used_memory,name --format=csv,noheader 2>/dev/null; }
+used_first=$(gpu_used) programs_first=$(gpu_programs)
+# Tells what they hold before a phase. More than at the start, and not gone in 8 s: the phase before has failed.
+gpus_before() { # PHASE, THE ONE BEFORE
+    local used programs more until_gone=$((SECONDS + 8))
+    while :; do
+        used=$(gpu_used)
+        programs=$(gpu_programs | grep -vxF -e "$programs_first" -e '')
+        more=$(awk 'NR == FNR { had[$1] = $2; next } $2 > had[$1] + 500 { printf "%d MB of GPU %s ", $2 - had[$1], $1 }' \
+            <(echo "$used_first") <(echo "$used"))$(tr '\n' ';' <<<"$programs" | sed 's/^;*$//')
+        [ -n "$more" ] || break
+        [ $SECONDS -lt $until_gone ] || break
+        sleep 0.5
+    done
+    echo "gpus before=$1 used_mb=$(cut -d' ' -f2 <<<"$used" | paste -sd,) programs=$(grep -c . <<<"$programs") of_others=$(grep -c . <<<"$programs_first")"
+    [ -n "$more" ] || return 0
+    printf '%s\tleft on the GPUs\tFAIL\t%s\n' "${2:-before}" "$more" | tee -a "$out/cases.tsv"
+    rm -f "$out/$2.done"
+}
 
 kill_session() { # SESSION
     local file of
@@ -409,7 +438,7 @@ phase_run() { # PHASE
         nccl)
             for ranks in 2 4 8; do
                 if [ "$ranks" -le 4 ] || [ "$gpus" -ge "$ranks" ]; then
-                    EP_OVERLAP_CUDA_PEER=0 run "nccl$ranks" 90 "$build/layer" processes "$ranks" "$((cases / 2))" ${seed:+"$seed"}
+                    EP_OVERLAP_CUDA_PEER=0 run "nccl$ranks" 40 "$build/layer" processes "$ranks" "$((cases / 2))" ${seed:+"$seed"}
                 fi
             done
             late_nccl
@@ -421,15 +450,19 @@ phase_run() { # PHASE
             run budgets2p 60 "$build/layer" processes 2 3 "${seed:-0xb6}" 9 budgets
             ;;
         graph)
-            for dispatcher in alltoall flex; do
-                run "graph-$dispatcher" 60 "$build/graph" processes 2 100 $dispatcher bits own errors
-                run "graph-threads-$dispatcher" 60 "$build/graph" threads 2 10 $dispatcher bits time
+            # One that hangs has its own limit, and what hung before comes last.
+            for dispatcher in flex alltoall; do
+                run "graph-threads-$dispatcher" 25 "$build/graph" threads 2 10 $dispatcher bits time
             done
-            run graph-margin 60 "$build/graph" processes 2 2 margin
-            run graph-e4m3 60 "$build/graph" processes 2 20 e4m3 bits own
+            run graph-e4m3 30 "$build/graph" processes 2 20 e4m3 bits own
+            run graph-margin 20 "$build/graph" processes 2 2 margin
             # What waits in a kernel must not stand before what it waits for, nor be alone on the GPU.
-            CUDA_DEVICE_MAX_CONNECTIONS=1 run graph-connections1 60 "$build/graph" threads 2 10 bits own errors
-            CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0} run graph-shared 60 "$build/graph" processes 2 4 bits own errors
+            CUDA_DEVICE_MAX_CONNECTIONS=1 run graph-connections1 30 "$build/graph" threads 2 10 bits own errors
+            CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0} run graph-shared 30 "$build/graph" processes 2 4 bits own errors
+            for dispatcher in flex alltoall; do
+                run "graph-errors-$dispatcher" 30 "$build/graph" processes 2 4 $dispatcher errors
+                run "graph-$dispatcher" 50 "$build/graph" processes 2 100 $dispatcher bits own
+            done
             ;;
         bulk)
             run bulk 80 "$build/bulk" "${EPO_GPU_LAYERS:-10000}" "${seed:-0x1000}" 0 70
@@ -589,19 +622,25 @@ phase_run() { # PHASE
     esac
 }
 done_already=()
+last=
 for phase in $phases; do
     [ $stopped = 0 ] || { skip "$phase" "a signal came before it"; continue; }
     if [ -e "$out/$phase.done" ]; then
         done_already+=("$phase")
         continue
     fi
-    if [ "$(usual "$phase")" -gt $((until - SECONDS)) ]; then
-        skip "$phase" "usually takes $(usual "$phase") s, $((until - SECONDS)) s were left"
+    takes=$(usual "$phase") bound=$((until - SECONDS))
+    [ "$left" = 100000 ] || bound=$((takes * 3 / 2 + 20))
+    [ -z "${most[$phase]:-}" ] || bound=${most[$phase]}
+    [ "$takes" -le "$bound" ] || takes=$bound
+    if [ "$takes" -gt $((until - SECONDS)) ]; then
+        skip "$phase" "usually takes $takes s, $((until - SECONDS)) s were left"
         echo "result phase=$phase state=$state left_out=no-time-left"
         continue
     fi
-    before=$(wc -l <"$out/cases.tsv") began=$SECONDS phase_until=$until
-    [ "$left" = 100000 ] || phase_until=$((SECONDS + $(usual "$phase") * 3 / 2 + 20))
+    gpus_before "$phase" "$last"
+    last=$phase
+    before=$(wc -l <"$out/cases.tsv") began=$SECONDS phase_until=$((SECONDS + bound))
     [ "$phase_until" -le "$until" ] || phase_until=$until
     phase_run "$phase"
     said() { tail -n +$((before + 1)) "$out/cases.tsv" | grep -ac "	$1	"; }
@@ -609,6 +648,7 @@ for phase in $phases; do
     tail -n +$((before + 1)) "$out/cases.tsv" | grep -a '	FAIL	' | cut -c1-300
     [ "$(said FAIL)" != 0 ] || [ "$(said ok)" = 0 ] || : >"$out/$phase.done"
 done
+[ -z "$last" ] || gpus_before end "$last"
 trap - TERM INT HUP
 
 # ---- the table, the JSON, the skipped ----
