@@ -204,3 +204,13 @@ END
     : >"$work/none"
     run -1 "$(real_python)" "$top/tests/gpu/gather.py" "$work/none"
 }
+
+@test "run.sh: some commands of a phase, by name" {
+    ok graph
+    EPO_GRAPH="e4m3 errors-flex" run_sh 0 graph
+    [ "$(grep -c '	graph ' "$work/b/results/cases.tsv")" = 2 ]
+    grep -q '^graph-e4m3	.*	ok' "$work/b/results/cases.tsv"
+    grep -q '^graph-errors-flex	.*	ok' "$work/b/results/cases.tsv"
+    run_sh 0 graph
+    [ "$(grep -c '	graph ' "$work/b/results/cases.tsv")" = 10 ]
+}

@@ -16,7 +16,8 @@
 #   budgets   15 s   the same on all SMs, on 100 and on 32             1 GPU or more
 #   near      20 s   the same for flex, own rows expanded beside the others' way however
 #                    few they are                                    1 GPU or more
-#   graph    100 s   plan, forward and backward in a CUDA graph, in up to 4 chunks, replayed
+#   graph    100 s   plan, forward and backward in a CUDA graph, in up to 4 chunks, replayed (EPO_GRAPH:
+#                    some of its commands, as "threads-flex e4m3")
 #                                                                      1 GPU or more
 #   bulk      30 s   10,000 random small layers (EPO_GPU_LAYERS), and 2,000 of shapes at
 #                    the edges                                         1 GPU or more
@@ -48,7 +49,8 @@
 #   tools     50 s   ep-overlap bench and ep-train, without Slurm (tools.sh)   1 GPU or more
 #   slurm     40 s   srun --ep-overlap=on ep-train: the loss of off, bit for bit; Slurm from
 #                    build-debs where none is installed (slurm.sh)   1 GPU or more
-#   scripts  110 s   the job scripts of python/examples under that Slurm (slurm.sh)   1 GPU or more
+#   scripts  110 s   the job scripts of python/examples under that Slurm (slurm.sh; EPO_SCRIPTS:
+#                    some of them)                                    1 GPU or more
 #   python    60 s   the torch binding, in CUDA graphs too, the deep_ep drop-in; two ranks
 #                                                                      1 GPU or more
 #   megatron  15 s   Megatron-Core's dispatchers over it              1 GPU or more
@@ -56,7 +58,8 @@
 #                    messages of all sizes carried (EPO_CALLS: of each half); plain, observed,
 #                    expandable segments (intercept.py; -s: other calls; gather.py adds runs
 #                    up)                                             1 GPU or more
-#   jobs     110 s   its other cases: sizes that disagree, graphs, groups, aborts, churn   1 GPU or more
+#   jobs     110 s   its other cases: sizes that disagree, graphs, groups, aborts, churn (EPO_JOBS:
+#                    some, as "groups:0 abort")                       1 GPU or more
 #   speed     20 s   64 MB, beside GEMMs, an eager layer trained        2 GPUs
 #   small     25 s   what a small message costs under the interposer    1 GPU or more
 #   record   120 s   what the recorder says beside torch.profiler (record.py; EPO_RECORD: some of
@@ -350,6 +353,8 @@ two_gpus() { # PHASE WHY
     return 1
 }
 
+graph_part() { [ -z "${EPO_GRAPH:-}" ] || [[ " $EPO_GRAPH " == *" $1 "* ]]; }
+
 # Rank 1 is in NCCL's making a communicator for longer than the others wait.
 late_nccl() {
     local real said flags
@@ -452,16 +457,16 @@ phase_run() { # PHASE
         graph)
             # One that hangs has its own limit, and what hung before comes last.
             for dispatcher in flex alltoall; do
-                run "graph-threads-$dispatcher" 25 "$build/graph" threads 2 10 $dispatcher bits time
+                graph_part "threads-$dispatcher" && run "graph-threads-$dispatcher" 25 "$build/graph" threads 2 10 $dispatcher bits time
             done
-            run graph-e4m3 30 "$build/graph" processes 2 20 e4m3 bits own
-            run graph-margin 20 "$build/graph" processes 2 2 margin
+            graph_part e4m3 && run graph-e4m3 30 "$build/graph" processes 2 20 e4m3 bits own
+            graph_part margin && run graph-margin 20 "$build/graph" processes 2 2 margin
             # What waits in a kernel must not stand before what it waits for, nor be alone on the GPU.
-            CUDA_DEVICE_MAX_CONNECTIONS=1 run graph-connections1 30 "$build/graph" threads 2 10 bits own errors
-            CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0} run graph-shared 30 "$build/graph" processes 2 4 bits own errors
+            graph_part connections1 && CUDA_DEVICE_MAX_CONNECTIONS=1 run graph-connections1 30 "$build/graph" threads 2 10 bits own errors
+            graph_part shared && CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0} run graph-shared 30 "$build/graph" processes 2 4 bits own errors
             for dispatcher in flex alltoall; do
-                run "graph-errors-$dispatcher" 30 "$build/graph" processes 2 4 $dispatcher errors
-                run "graph-$dispatcher" 50 "$build/graph" processes 2 100 $dispatcher bits own
+                graph_part "errors-$dispatcher" && run "graph-errors-$dispatcher" 30 "$build/graph" processes 2 4 $dispatcher errors
+                graph_part "$dispatcher" && run "graph-$dispatcher" 50 "$build/graph" processes 2 100 $dispatcher bits own
             done
             ;;
         bulk)
@@ -585,7 +590,10 @@ phase_run() { # PHASE
             [ ! -e "$out/random.log" ] || cat "$out/random.log" >>"$out/random.all" # with what was run before
             "${PYTHON:-python3}" tests/gpu/gather.py "$out/random.all"
             ;;
-        jobs) interposed jobs 240 mismatch graph groups abort churn ;;
+        jobs)
+            # shellcheck disable=SC2086
+            interposed jobs 240 ${EPO_JOBS:-mismatch graph groups abort churn}
+            ;;
         speed) two_gpus speed && interposed speed 200 speed gemm:1 ;;
         small) interposed small 160 small ;;
         record)
