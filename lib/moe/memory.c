@@ -27,7 +27,9 @@ static moe_sizes return_sizes(const epo_plan *plan) {
     if (plan->back == NULL)
         return s;
     s.back = moe_plan_sums(plan) ? 0 : bytes_of(plan->back_rows, plan->buffer->row_bytes);
-    s.back_weight = bytes_of(plan->back_rows, k * sizeof(float));
+    /* Never nothing: that there is an array tells that weights' gradients travel, and a rank that
+     * filled its experts up, but got no rows, has to receive what the others send. */
+    s.back_weight = bytes_of(plan->back_rows > 0 ? plan->back_rows : 1, k * sizeof(float));
     if (plan->link != NULL) {
         s.home = bytes_of(plan->link->in, plan->buffer->row_bytes);
         s.home_weight = bytes_of(plan->link->in, k * sizeof(float));

@@ -53,6 +53,10 @@ int fake_cuda_wrong(void);
 void fake_comm_open(int rank, int ranks, void **out);
 void fake_comm_close(void *comm);
 
+/* Of the communicators that the engine made last: did each message find its other end, as long,
+ * when each rank's groups of messages come one after the other?  Else `text` says which did not. */
+bool fake_nccl_matched(char *text, size_t size);
+
 /* One more of this call, for the counts. */
 void fake_cuda_note(const char *call);
 /* For cuda_nccl.c: is it this call's turn to fail; until the device rests; a communicator. */

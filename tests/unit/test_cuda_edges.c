@@ -266,23 +266,26 @@ static void play(const layer *l, member *m) {
     cuda_ranks_run(engine, world, l->ranks, member_main, m, sizeof *m);
 }
 
+static void say(const layer *l, long number, int rank, const char *text) {
+    printf("layer %ld: %d ranks, %d experts each, top_k %d, H %d, F %d, type %d, %d chunks, "
+           "capacity %d%s, saves %d, %s%s%s; rank %d, %d tokens: %s\n",
+           number, l->ranks, l->local, l->top_k, l->hidden, l->ffn, (int)l->type, l->chunks,
+           l->capacity,
+           l->graphs ? " for graphs"
+           : l->pad  ? " filled"
+                     : "",
+           (int)l->saved, l->dispatcher == EPO_DISPATCH_FLEX ? "flex" : "alltoall",
+           l->overlap == EPO_ON ? "" : ", serial", l->pairs ? ", NCCL" : "", rank, l->tokens[rank],
+           text);
+}
+
 static void run(const layer *l, long number) {
     member m[RANKS] = {{0}};
     char left[200];
     play(l, m);
     for (int r = 0; r < l->ranks; r++) {
         if (m[r].wrong > 0)
-            printf(
-                "layer %ld: %d ranks, %d experts each, top_k %d, H %d, F %d, type %d, %d chunks, "
-                "capacity %d%s, saves %d, %s%s%s; rank %d, %d tokens: %s\n",
-                number, l->ranks, l->local, l->top_k, l->hidden, l->ffn, (int)l->type, l->chunks,
-                l->capacity,
-                l->graphs ? " for graphs"
-                : l->pad  ? " filled"
-                          : "",
-                (int)l->saved, l->dispatcher == EPO_DISPATCH_FLEX ? "flex" : "alltoall",
-                l->overlap == EPO_ON ? "" : ", serial", l->pairs ? ", NCCL" : "", r, l->tokens[r],
-                m[r].text);
+            say(l, number, r, m[r].text);
         CU_ASSERT_EQUAL(m[r].wrong, 0);
     }
     const int n = fake_cuda_left(left, sizeof left), wrong = fake_cuda_wrong();
@@ -290,6 +293,10 @@ static void run(const layer *l, long number) {
         printf("layer %ld: left: %s; given back wrongly: %d\n", number, left, wrong);
     CU_ASSERT_EQUAL(n, 0);
     CU_ASSERT_EQUAL(wrong, 0);
+    if (l->pairs && !fake_nccl_matched(left, sizeof left)) {
+        say(l, number, 0, left);
+        CU_FAIL("messages without their other ends");
+    }
     fake_cuda_forget(false);
 }
 
@@ -309,6 +316,38 @@ static void random_layers(void) {
     CU_ASSERT(layers < 100 ||
               (none > 0 && full > 0 && narrow > 0 && filled > 0 && graphs > 0 && again > 0));
 }
+
+#ifdef HAVE_NCCL
+/* A rank whose experts get no rows at all has filled-up ones, and still receives what comes back:
+ * over NCCL each message has two ends. */
+static void filled_for_nobody(void) {
+    static layer l;
+    for (int i = 0; i < 16; i++) {
+        memset(&l, 0, sizeof l);
+        l = (layer){.ranks = 2,
+                    .local = 6,
+                    .experts = 12,
+                    .top_k = 3,
+                    .hidden = 21,
+                    .ffn = 34,
+                    .chunks = 1 << i % 4,
+                    .capacity = 4,
+                    .pairs = true,
+                    .pad = true,
+                    .type = i / 4 % 2 ? EPO_BF16 : EPO_F32,
+                    .dispatcher = i / 8 ? EPO_DISPATCH_ALLTOALL : EPO_DISPATCH_FLEX,
+                    .overlap = i % 4 ? EPO_ON : EPO_OFF,
+                    .overflow = EPO_OVERFLOW_DROP_POSITION,
+                    .saved = EPO_SAVE_ROWS,
+                    .tokens = {20, 17}};
+        for (int r = 0; r < l.ranks; r++)
+            for (int k = 0; k < l.tokens[r] * l.top_k; k++)
+                l.slot[r][k] = k % 4 == 0 ? -1 : k % 6; /* rank 0's */
+        count(&l);
+        run(&l, i);
+    }
+}
+#endif
 
 /* One of rank 1's calls fails, of a whole layer's: whoever comes to it says so, and nothing is
  * left, but what of a broken group's rows and flags stays where ranks are threads. */
@@ -351,6 +390,9 @@ static void calls_fail(void) {
 int main(int argc, char **argv) {
     static const CU_TestInfo tests[] = {
         {"random layers at the edges", random_layers},
+#ifdef HAVE_NCCL
+        {"experts filled up, and no rows for them", filled_for_nobody},
+#endif
         {"a call of a layer fails", calls_fail},
         CU_TEST_INFO_NULL,
     };
