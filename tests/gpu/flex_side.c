@@ -255,7 +255,7 @@ void issue(side *s, step what) {
                     s->z, f->fan + (size_t)r * (size_t)f->max_tokens * (size_t)f->top_k,
                     (uint64_t)s->arrived[r]};
         TEST_CUDA(
-            gpu_flex_sum_segments(s->stream, f->blocks, seg, n, f->top_k, f->row_bytes, f->type));
+            gpu_flex_sum_segments(s->stream, f->blocks, seg, n, f->top_k, f->row_bytes, f->type, NULL));
         break;
     }
     default: break;

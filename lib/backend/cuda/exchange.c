@@ -64,16 +64,24 @@ typedef struct table {
     uint32_t row_bytes;
     int sum;
     epo_dtype type;
+    const uint32_t *late; /* NULL: nothing tells that a wait before expired */
 } table;
 
+/* Replays go on behind a wait that expired: what they store to peers whose slots are not free
+ * looks at this word first. */
+static const uint32_t *late_of(const epo_queue *q, const epo_exchange *x) {
+    return x->counter != NULL ? q->be->late_word : NULL;
+}
+
 static epo_status table_flush(table *t) {
+    const gpu_raise none = {.late = t->late};
     if (t->count > 0 && t->sum > 0)
         GPU_TRY(t->q->be, t->phase,
                 gpu_flex_sum_segments(t->stream, t->sum_blocks, t->piece, t->count, t->sum,
-                                      t->row_bytes, t->type));
+                                      t->row_bytes, t->type, t->late));
     else if (t->count > 0)
         GPU_TRY(t->q->be, t->phase,
-                gpu_kernel_segments(t->stream, t->blocks, t->piece, t->count, t->row_bytes, NULL));
+                gpu_kernel_segments(t->stream, t->blocks, t->piece, t->count, t->row_bytes, &none));
     t->count = 0;
     return EPO_OK;
 }
@@ -223,8 +231,9 @@ static bool by_kernel(const epo_queue *q, const epo_exchange *x) {
             gathered = gathered || x->send[i].index != NULL;
             pieces++;
         }
-    /* Replayed: nothing is packed, and there is one stream. */
-    return (x->counter != NULL && second_stream(q, x)) || q->kind != EPO_QUEUE_COMM ||
+    /* Replayed: nothing is packed, there is one stream, and copy engines ask nobody whether the
+     * peers' slots are free. */
+    return x->counter != NULL || q->kind != EPO_QUEUE_COMM ||
            ((gathered || x->alone) && !by_engines(q, x)) || bytes < pieces * q->be->small_piece;
 }
 
@@ -253,16 +262,14 @@ static epo_status push_rows(epo_queue *q, const epo_exchange *x, int first, int 
     int part = 0, n = 0;
     for (int i = 0; i < count; i++) {
         const epo_segment *s = &x->send[first + i];
-        for (; raise != NULL && part < raise->parts - 1 &&
-               i == x->part_first[part + 1] - x->part_first[0];
-             part++)
+        for (; part < raise->parts - 1 && i == x->part_first[part + 1] - x->part_first[0]; part++)
             raise->part[part].end = rows;
         if (s->rows > 0)
             piece[n++] =
                 (gpu_segment){x->window->peer[s->peer] + s->dst_offset, s->src, s->index, s->rows};
         rows += (uint32_t)s->rows;
     }
-    for (; raise != NULL && part < raise->parts; part++)
+    for (; part < raise->parts; part++)
         raise->part[part].end = rows;
     GPU_TRY(q->be, phase,
             gpu_kernel_segments(q->stream, blocks, piece, n, x->send[first].row_bytes, raise));
@@ -272,13 +279,13 @@ static epo_status push_rows(epo_queue *q, const epo_exchange *x, int first, int 
 /* The kernel raises the flags itself, part by part. */
 static epo_status push_few(epo_queue *q, const epo_exchange *x, const char *phase) {
     const int rows = one_size(x, 0), rest = x->nsend - rows;
-    gpu_raise raise;
+    gpu_raise raise, none = {.late = late_of(q, x)};
     epo_status status = x->untold ? EPO_OK : gpu_flag_raise(q, x, phase, &raise);
     if (status == EPO_OK && rest > 0)
-        status = push_rows(q, x, 0, rows, phase, NULL);
+        status = push_rows(q, x, 0, rows, phase, &none);
     return status != EPO_OK ? status
                             : push_rows(q, x, rest > 0 ? rows : 0, rest > 0 ? rest : rows, phase,
-                                        x->untold ? NULL : &raise);
+                                        x->untold ? &none : &raise);
 }
 
 /* The words that tell of it, where somebody looks at them. */
@@ -293,6 +300,7 @@ static epo_status push(epo_queue *q, const epo_exchange *x, const char *phase) {
     table t = {.q = q,
                .stream = q->stream,
                .phase = phase,
+               .late = late_of(q, x),
                .blocks = x->alone ? PUSH_BLOCKS_ALONE : PUSH_BLOCKS,
                .sum_blocks = x->few ? GPU_BESIDE_SMS : q->be->sms};
     epo_status status = EPO_OK;

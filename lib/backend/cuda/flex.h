@@ -96,11 +96,13 @@ cudaError_t gpu_flex_combine(cudaStream_t stream, const gpu_flex *f, const void 
 bool gpu_flex_bulk(void);
 /* Segments of whole 16-byte units by bulk copies (sm_90): as gpu_kernel_segments, but zeros for
  * any index below 0; and rows that are the fp32 sum, in order, of the `width` rows that index
- * names (below 0: none). */
+ * names (below 0: none), which are not stored where *late tells of an error (NULL: nothing tells).
+ */
 cudaError_t gpu_flex_copy_segments(cudaStream_t stream, int blocks, const gpu_segment *segments,
                                    int count, uint32_t row_bytes);
 cudaError_t gpu_flex_sum_segments(cudaStream_t stream, int blocks, const gpu_segment *segments,
-                                  int count, int width, uint32_t row_bytes, epo_dtype type);
+                                  int count, int width, uint32_t row_bytes, epo_dtype type,
+                                  const uint32_t *late);
 
 #ifdef __cplusplus
 }

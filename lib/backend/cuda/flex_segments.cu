@@ -120,7 +120,8 @@ using SumTeams = sums::Feed<4, 4, 2>;
 
 template <typename T>
 __global__ void __launch_bounds__(SumTeams::kThreads, 1)
-    sum_rows(const __grid_constant__ Table table, uint32_t row_bytes, int width, sums::Cut cut) {
+    sum_rows(const __grid_constant__ Table table, uint32_t row_bytes, int width, sums::Cut cut,
+             const uint32_t *late) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) char shared[];
     sums::Team<SumTeams> *teams = reinterpret_cast<sums::Team<SumTeams> *>(shared);
@@ -133,9 +134,12 @@ __global__ void __launch_bounds__(SumTeams::kThreads, 1)
         const int team = warp - SumTeams::kTeams * SumTeams::kWarps;
         sums::Feeder<SumTeams> feeder(&teams[team], cut.tile, width);
         Way way = {table, cut, row_bytes, (uint32_t)width, true};
+        /* The wait before may have expired: the peers' slots are not free then. */
+        const bool broken =
+            late != nullptr && *reinterpret_cast<const volatile uint32_t *>(late) != 0;
         sums::feed<SumTeams>(feeder, blockIdx.x + (uint32_t)team * gridDim.x,
-                             gridDim.x * SumTeams::kTeams, table.before[table.count] * cut.tiles,
-                             way);
+                             gridDim.x * SumTeams::kTeams,
+                             broken ? 0 : table.before[table.count] * cut.tiles, way);
         feeder.say(sums::kEnd);
     }
 #endif
@@ -169,7 +173,7 @@ unsigned grid_of(const Table &t, int tiles, int warps, int blocks) {
 
 template <typename T>
 cudaError_t sum_by_type(cudaStream_t stream, int blocks, const gpu_segment *segments, int count,
-                        int width, uint32_t row_bytes) {
+                        int width, uint32_t row_bytes, const uint32_t *late) {
     const size_t shared = SumTeams::kTeams * sizeof(sums::Team<SumTeams>);
     cudaError_t e =
         cudaFuncSetAttribute(sum_rows<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
@@ -178,7 +182,8 @@ cudaError_t sum_by_type(cudaStream_t stream, int blocks, const gpu_segment *segm
     return by_table(segments, count, [&](const Table &table) {
         const sums::Cut cut = sums::cut_feed(SumTeams::kSpan, SumTeams::kRing, width, row_bytes);
         const unsigned grid = grid_of(table, (int)cut.tiles, SumTeams::kTeams, blocks);
-        sum_rows<T><<<grid, SumTeams::kThreads, shared, stream>>>(table, row_bytes, width, cut);
+        sum_rows<T>
+            <<<grid, SumTeams::kThreads, shared, stream>>>(table, row_bytes, width, cut, late);
         return cudaGetLastError();
     });
 }
@@ -213,12 +218,15 @@ extern "C" cudaError_t gpu_flex_copy_segments(cudaStream_t stream, int blocks,
 
 extern "C" cudaError_t gpu_flex_sum_segments(cudaStream_t stream, int blocks,
                                              const gpu_segment *segments, int count, int width,
-                                             uint32_t row_bytes, epo_dtype type) {
+                                             uint32_t row_bytes, epo_dtype type,
+                                             const uint32_t *late) {
     switch (type) {
-    case EPO_F32: return sum_by_type<float>(stream, blocks, segments, count, width, row_bytes);
+    case EPO_F32:
+        return sum_by_type<float>(stream, blocks, segments, count, width, row_bytes, late);
     case EPO_BF16:
-        return sum_by_type<__nv_bfloat16>(stream, blocks, segments, count, width, row_bytes);
-    case EPO_F16: return sum_by_type<__half>(stream, blocks, segments, count, width, row_bytes);
+        return sum_by_type<__nv_bfloat16>(stream, blocks, segments, count, width, row_bytes, late);
+    case EPO_F16:
+        return sum_by_type<__half>(stream, blocks, segments, count, width, row_bytes, late);
     default: return cudaErrorInvalidValue;
     }
 }

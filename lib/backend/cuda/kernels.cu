@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(kPushThreads, 1)
     uint32_t i = blockIdx.x * warps + threadIdx.x / kWarp, begin = 0;
     int part = 0;
     /* The wait before may have expired: the peers' slots are not free then. */
-    if (table.raise.parts > 0 && is_late(table.raise.late))
+    if (is_late(table.raise.late))
         i = all;
     for (; i < all; i += gridDim.x * warps) {
         for (; part < table.raise.parts && i >= table.raise.part[part].end; part++) {
@@ -534,6 +534,7 @@ cudaError_t segments_launch(cudaStream_t stream, int blocks, const gpu_segment *
     Segments<N> table;
     bool by16 = row_bytes % 16 == 0, by4 = row_bytes % 4 == 0;
     table.raise.parts = 0;
+    table.raise.late = nullptr;
     if (raise != nullptr)
         table.raise = *raise;
     table.count = count;
@@ -548,7 +549,7 @@ cudaError_t segments_launch(cudaStream_t stream, int blocks, const gpu_segment *
     const uint32_t rows = table.before[count];
     const uint32_t warps = kPushThreads / kWarp, need = (rows + warps - 1) / warps;
     unsigned grid = need < (uint32_t)blocks ? need : (unsigned)blocks;
-    if ((rows == 0 || row_bytes == 0) && raise == nullptr)
+    if ((rows == 0 || row_bytes == 0) && table.raise.parts == 0)
         return cudaSuccess;
     grid = grid > 0 ? grid : 1;
     if (by16)
@@ -620,7 +621,7 @@ extern "C" cudaError_t gpu_kernel_spread(cudaStream_t stream, int sms, const epo
 extern "C" cudaError_t gpu_kernel_segments(cudaStream_t stream, int blocks,
                                            const gpu_segment *segments, int count,
                                            uint32_t row_bytes, const gpu_raise *raise) {
-    if (raise != nullptr && count > GPU_SEGMENTS)
+    if (raise != nullptr && raise->parts > 0 && count > GPU_SEGMENTS)
         return cudaErrorInvalidValue;
     if (count <= GPU_SEGMENTS_FEW)
         return segments_launch<GPU_SEGMENTS_FEW>(stream, blocks, segments, count, row_bytes, raise);

@@ -50,8 +50,8 @@ cudaError_t gpu_kernel_gather(cudaStream_t stream, int sms, const epo_rows_gathe
                               const uint32_t *late);
 cudaError_t gpu_kernel_spread(cudaStream_t stream, int sms, const epo_rows_spread *s,
                               const uint32_t *late);
-/* By `blocks` blocks of 1024 threads at most.  raise: NULL, or what to tell; its parts
- * need one launch, so at most GPU_SEGMENTS. */
+/* By `blocks` blocks of 1024 threads at most.  raise: NULL, or what to tell (no parts:
+ * nothing, but its `late` is looked at); parts need one launch, so at most GPU_SEGMENTS. */
 cudaError_t gpu_kernel_segments(cudaStream_t stream, int blocks, const gpu_segment *segments,
                                 int count, uint32_t row_bytes, const gpu_raise *raise);
 /* flex_fp8.cu; 16-byte aligned rows on the wire. */

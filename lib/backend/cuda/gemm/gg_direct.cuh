@@ -27,6 +27,11 @@ __device__ __forceinline__ int direct_shift(const gg_direct &d, int expert, int 
     return __ldg(d.to + at) - __ldg(d.first + at);
 }
 
+/* In a graph: a wait before expired, and the peers' slots are not free. */
+__device__ __forceinline__ bool direct_late(const gg_direct &d) {
+    return d.late != nullptr && *(const volatile uint32_t *)d.late != 0;
+}
+
 /* One row's, looked for by one thread. */
 __device__ __forceinline__ int direct_rank_of(const gg_direct &d, int expert, int64_t row) {
     int rank = 0;
@@ -42,7 +47,7 @@ __device__ __forceinline__ float *direct_dweight(const gg_direct &d, float *own,
         return own + row;
     }
     int rank = direct_rank_of(d, t.expert, row);
-    float *base = rank == d.own ? nullptr : d.dweight[rank];
+    float *base = rank == d.own || direct_late(d) ? nullptr : d.dweight[rank];
     return base == nullptr ? own + row : base + row + direct_shift(d, t.expert, rank);
 }
 
@@ -94,7 +99,11 @@ __device__ __forceinline__ void epilogue_direct(const gg_params &p, const gg_dir
     output o = {&maps.map[1].c, (T *)p.c + w.row * p.n + w.col, p.n, w.col, true};
     if (d.ranks > 0) {
         int rank = direct_rank(d, t.expert, w.row);
-        if (rank != direct_rank(d, t.expert, w.row + w.rows - 1)) {
+        bool mixed = rank != direct_rank(d, t.expert, w.row + w.rows - 1);
+        if ((mixed || rank != d.own) && direct_late(d)) {
+            return;
+        }
+        if (mixed) {
             send_rows<C, 0>(p, d, base, w, t.expert, acc);
             return;
         }
