@@ -15,12 +15,11 @@
  *     -f          each backward's weight gradients are fresh ones: written, not added
  *     -c          prints where the CPU time of each arm's calls goes
  *
- * Rank r is a thread on GPU r. All arms are measured in turns in one run; figures are
- * medians of the slowest rank, a ratio that of the two in the same turn. Forward:
- * CALLS in a row, so the CPU runs ahead as far as it can. FFN is the experts'
- * GEMMs and activation alone on the same rows; the floor is max(FFN, D + C), D and C
- * the least bytes over the rate of a large peer copy.
- * efficiency = (serial - arm) / (serial - floor).
+ * Rank r is a thread on GPU r. All arms are measured in turns in one run, in another order each;
+ * figures are medians of the slowest rank, a ratio that of the two in the same turn. Forward: CALLS
+ * in a row, so the CPU runs ahead as far as it can. FFN is the experts' GEMMs and activation alone
+ * on the same rows; the floor is max(FFN, D + C), D and C the least bytes over the rate of a large
+ * peer copy. efficiency = (serial - arm) / (serial - floor).
  */
 #include "bench.h"
 
@@ -336,6 +335,18 @@ static bool arm_settle(bench_rank *b, int a) {
     return ok;
 }
 
+/* Another order each turn, the same on all ranks: an arm behind one that warms the chip is up to
+ * 5 % slower than behind one that does not. */
+static void arms_shuffle(int rep, int order[BENCH_ARMS]) {
+    uint64_t state = (uint64_t)(rep + BENCH_WARM) * UINT64_C(0x9E3779B97F4A7C15) + 1;
+    for (int a = 0; a < bench.arms; a++) {
+        state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        const int at = (int)((state >> 33) % (uint64_t)(a + 1));
+        order[a] = order[at];
+        order[at] = a;
+    }
+}
+
 static bool rank_measure(bench_rank *b) {
     bench_ffn f;
     bool ok = true;
@@ -344,9 +355,13 @@ static bool rank_measure(bench_rank *b) {
         ok = arm_open(b, a) && arm_settle(b, a);
     ok = ok && bench_ffn_open(b, &f);
     for (int rep = -BENCH_WARM; rep < bench.shape.repeats && ok; rep++) {
-        for (int a = 0; a < bench.arms && ok; a++)
+        int order[BENCH_ARMS];
+        arms_shuffle(rep, order);
+        for (int i = 0; i < bench.arms && ok; i++) {
+            const int a = order[i];
             ok = (rep > 2 || arm_plan(b, a, rep)) && arm_run(b, a, rep, false) &&
                  arm_run(b, a, rep, true);
+        }
         for (int a = 0; a < bench.arms && ok && rep > 2; a++)
             bench.plan[a][b->rank][rep] = bench.plan[a][b->rank][rep % 3];
         if (ok)

@@ -254,8 +254,8 @@ void issue(side *s, step what) {
                         (uint64_t)s->rank * (uint64_t)f->max_tokens * f->row_bytes,
                     s->z, f->fan + (size_t)r * (size_t)f->max_tokens * (size_t)f->top_k,
                     (uint64_t)s->arrived[r]};
-        TEST_CUDA(
-            gpu_flex_sum_segments(s->stream, f->blocks, seg, n, f->top_k, f->row_bytes, f->type, NULL));
+        TEST_CUDA(gpu_flex_sum_segments(s->stream, f->blocks, seg, n, f->top_k, f->row_bytes,
+                                        f->type, NULL));
         break;
     }
     default: break;
