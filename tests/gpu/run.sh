@@ -64,7 +64,8 @@
 #   small     25 s   what a small message costs under the interposer    1 GPU or more
 #   record   120 s   what the recorder says beside torch.profiler (record.py; EPO_RECORD: some of
 #                    its parts)                                      1 GPU or more
-#   preload   60 s   that nobody notices the interposer (preload.py)   1 GPU or more
+#   preload   90 s   that nobody notices the interposer (preload.py; EPO_PRELOAD: some of its
+#                    parts)                                          1 GPU or more
 #   examples 110 s   python/examples to their ends, without Slurm      1 GPU or more
 #
 #   run.sh [PHASE[=SECONDS]...]     all of them, the phase in SECONDS at most; -n CASES [12], -s SEED, -o FOLDER for results,
@@ -605,7 +606,8 @@ phase_run() { # PHASE
             ;;
         preload)
             if torch_here preload; then
-                run preload 200 "${PYTHON:-python3}" tests/gpu/preload.py "$interposer" --together
+                # shellcheck disable=SC2086
+                run preload 200 "${PYTHON:-python3}" tests/gpu/preload.py "$interposer" ${EPO_PRELOAD:-} --together
             fi
             ;;
         examples)
