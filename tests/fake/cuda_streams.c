@@ -16,6 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cuda_pieces.h"
+
 #define EXPORT __attribute__((visibility("default")))
 
 typedef struct mark { /* of one record of an event: held by the event and by what looks at it */
@@ -177,7 +179,7 @@ static int put(stream *s, operation o) {
 
 /* FAKE_CUDA_FAIL=NAME:N: in process number FAKE_CUDA_FAIL_RANK (0) the calls of NAME fail from the
  * N-th on. */
-static int fails(const char *name) {
+int fake_fails(const char *name) {
     static atomic_int calls;
     const char *given = getenv("FAKE_CUDA_FAIL"), *rank = getenv("RANK"),
                *who = getenv("FAKE_CUDA_FAIL_RANK");
@@ -188,7 +190,7 @@ static int fails(const char *name) {
     return atomic_fetch_add(&calls, 1) + 1 >= strtol(given + n + 1, NULL, 10);
 }
 #define FAILS                                                                                      \
-    if (fails(__func__))                                                                           \
+    if (fake_fails(__func__))                                                                      \
     return 2
 
 /* ---- memory ---- */
@@ -210,6 +212,8 @@ static struct {
 } opened[BLOCKS];
 
 EXPORT int cuMemAlloc_v2(uintptr_t *out, size_t size) {
+    if (pieces_wanted() > 0)
+        return pieces_alloc(out, size);
     static atomic_int number;
     handle h = {.size = size};
     const char *unique = getenv("UNIQUE");
@@ -253,7 +257,7 @@ EXPORT int cuMemFree_v2(uintptr_t p) {
         blocks[i].at = NULL;
     }
     pthread_mutex_unlock(&lock);
-    return i < 0;
+    return i < 0 ? pieces_free(p) : 0;
 }
 
 typedef struct {
@@ -319,7 +323,7 @@ static int attribute_of(void *out, int what, uintptr_t p) {
             return 1;
         return 0;
     }
-    return 1;
+    return pieces_attribute(out, what, p);
 }
 EXPORT int cuPointerGetAttribute(void *out, int what, uintptr_t p) {
     FAILS;
@@ -343,7 +347,7 @@ EXPORT int cuIpcCloseMemHandle(uintptr_t p) {
 }
 /* How much of others' memory is open. */
 EXPORT int fake_cuda_opened(int *out) {
-    *out = 0;
+    *out = pieces_opened();
     pthread_mutex_lock(&lock);
     for (int i = 0; i < BLOCKS; i++)
         *out += opened[i].at != NULL;

@@ -11,7 +11,7 @@ fakes_build() {
     fakes=$1
     local flags=(-std=gnu11 -g -O1 -Wall -Wextra -Werror -I "$2/lib")
     ${CC:-cc} "${flags[@]}" -shared -fPIC -fvisibility=hidden -Wl,-soname,libcuda.so.1 -o "$fakes/libcuda.so.1" \
-        "$2/tests/fake/cuda_streams.c" -lpthread &&
+        "$2/tests/fake/cuda_streams.c" "$2/tests/fake/cuda_pieces.c" -lpthread &&
         ${CC:-cc} "${flags[@]}" -shared -fPIC -fvisibility=hidden -Wl,-soname,libnccl.so.2 -o "$fakes/libnccl.so.2" \
             "$2/tests/fake/nccl.c" -ldl &&
         ${CC:-cc} "${flags[@]}" -o "$fakes/rank" "$2/tests/fake/intercept_rank.c" -L"$fakes" -l:libnccl.so.2 -ldl -lpthread

@@ -18,12 +18,14 @@
 #define STAND_DECLARE(member, symbol, parameters)                                                  \
     extern cu_result stand_##member parameters __asm__(symbol);
 EPO_DRIVER_FUNCTIONS(STAND_DECLARE)
+EPO_DRIVER_PIECES(STAND_DECLARE)
 STAND_DECLARE(batch, "cuStreamBatchMemOp_v2", (cu_stream, unsigned, cu_word_operation *, unsigned))
 STAND_DECLARE(stream_id, "cuStreamGetId", (cu_stream, unsigned long long *))
 
 #define STAND_MEMBER(member, symbol, parameters) .member = stand_##member,
-static const cuda_driver table = {EPO_DRIVER_FUNCTIONS(STAND_MEMBER).batch = stand_batch,
-                                  .stream_id = stand_stream_id};
+static const cuda_driver table = {
+    EPO_DRIVER_FUNCTIONS(STAND_MEMBER) EPO_DRIVER_PIECES(STAND_MEMBER).batch = stand_batch,
+    .stream_id = stand_stream_id};
 
 const cuda_driver *driver_find(const char **missing) {
     if (missing != NULL)

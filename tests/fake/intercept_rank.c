@@ -383,6 +383,7 @@ static void abort_in_group(ncclComm_t c) {
 static void abort_one(ncclComm_t c, cudaStream_t s, bool grouped) {
     uintptr_t word;
     const int other = 1 - rank;
+    exchange(c, s, 0); /* (the first is NCCL's) */
     MUST(mem_alloc(&word, 4096));
     if (rank == 1)
         MUST(wait_value(s, word, 1, 0));

@@ -173,8 +173,8 @@ static bool is_there(const char *folder, const char *name) {
 /* What jobs left that were killed while they made a communicator goes; what somebody is in, what is
  * young and what is no room of ours stays. */
 static void test_sweep(void) {
-    static const char *const left = "ep-overlap-00000000000000010000000000000002-2",
-                             *const in_use = "ep-overlap-00000000000000010000000000000003-2",
+    static const char *const left = "ep-overlap-00000000000000010000000000000002-3",
+                             *const in_use = "ep-overlap-00000000000000010000000000000003-3",
                              *const other = "ep-overlap-00000000000000010000000000000003-2.bak";
     char folder[] = "/tmp/ep-agree-XXXXXX";
     CU_ASSERT_PTR_NOT_NULL_FATAL(mkdtemp(folder));
@@ -247,7 +247,7 @@ static bool one_message(end *e, uint32_t n) {
     const double until = agree_now() + 20e-6;
     agree_offer offer = {.id = n, .offset = 3 * (uint64_t)n, .bytes = 7 * (uint64_t)n};
     if (rand_r(&e->seed) % 4 == 0) {
-        agree_refuse(e->pair, n);
+        agree_refuse(e->pair, n, e->sends ? 3 : 5);
         return false;
     }
     if (!e->sends)
@@ -255,7 +255,9 @@ static bool one_message(end *e, uint32_t n) {
     if (!agree_get(e->pair, n, until, &offer))
         return false;
     stall(&e->seed);
-    const bool agreed = agree_take(e->pair, n, rand_r(&e->seed) % 8 != 0);
+    if (rand_r(&e->seed) % 8 == 0)
+        agree_refuse(e->pair, n, 3);
+    const bool agreed = agree_take(e->pair, n);
     if (agreed &&
         (offer.id != n || offer.offset != 3 * (uint64_t)n || offer.bytes != 7 * (uint64_t)n))
         e->torn++;

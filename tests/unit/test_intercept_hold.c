@@ -282,7 +282,7 @@ static void *agree_always(void *argument) {
         agree_offer theirs;
         const bool offered = agree_give(p->in, n, &mine);
         if (agree_get(p->out, n, agree_now() + 0.01, &theirs))
-            (void)agree_take(p->out, n, true);
+            (void)agree_take(p->out, n);
         if (offered)
             (void)agree_taken(p->in, n, agree_now() + 0.01);
     }

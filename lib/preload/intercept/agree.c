@@ -20,7 +20,7 @@
 enum { PAIR_LOWER = 1, PAIR_HIGHER = 2, PAIR_AGREED = 3, PAIR_REFUSED = 4 };
 #define PATIENCE_LEAST_S 1e-3
 #define ROOM_FOLDER "/dev/shm"
-#define ROOM_NAME "ep-overlap-%016llx%016llx-2"
+#define ROOM_NAME "ep-overlap-%016llx%016llx-3"
 #define SWEEP_AGE_S 3600.0
 #define FILL_TRIES 100
 #define WHOLE_REFUSED 0x80000000u
@@ -244,8 +244,14 @@ static void offer_read(agree_message *m, agree_offer *offer) {
     memcpy(offer, words, sizeof *offer);
 }
 
-void agree_refuse(agree_pair *p, uint32_t number) {
+void agree_refuse(agree_pair *p, uint32_t number, unsigned why) {
+    atomic_store(&p->message[number % AGREE_RING].why, number << 6 | why);
     (void)message_set(p, number, AGREE_OFFERED, AGREE_REFUSED);
+}
+
+unsigned agree_why(agree_pair *p, uint32_t number) {
+    const unsigned why = atomic_load(&p->message[number % AGREE_RING].why);
+    return (why ^ number << 6) < 64 ? why & 63 : 0;
 }
 
 bool agree_give(agree_pair *p, uint32_t number, const agree_offer *offer) {
@@ -276,9 +282,8 @@ bool agree_get(agree_pair *p, uint32_t number, double until, agree_offer *offer)
            AGREE_OFFERED; /* (else it may have changed under our eyes) */
 }
 
-bool agree_take(agree_pair *p, uint32_t number, bool yes) {
-    const unsigned word = yes ? AGREE_TAKEN : AGREE_REFUSED;
-    if (message_set(p, number, AGREE_OFFERED, word) != AGREE_TAKEN)
+bool agree_take(agree_pair *p, uint32_t number) {
+    if (message_set(p, number, AGREE_OFFERED, AGREE_TAKEN) != AGREE_TAKEN)
         return false;
     atomic_store(&p->taken, number);
     return true;

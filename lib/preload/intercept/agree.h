@@ -23,12 +23,14 @@
 #define AGREE_RANKS 16 /* of one node; more ranks than that are left to NCCL */
 #define AGREE_RING 16  /* messages of a pair that may be spoken of */
 #define AGREE_GONE 32
+#define AGREE_SOCKET 16 /* bytes of a name */
 
 typedef enum agree_state { AGREE_ABSENT, AGREE_ENTERED, AGREE_READY, AGREE_WITHDRAWN } agree_state;
 
 typedef struct agree_card {
     atomic_uint state, closed;
     epo_terms_card terms;
+    char socket[AGREE_SOCKET]; /* where it takes pieces of memory: hand.c; all zero: it does not */
 } agree_card;
 
 /* Where the receiver's memory lies, for a sender that can open it. */
@@ -45,6 +47,7 @@ enum { AGREE_OFFERED = 1, AGREE_TAKEN = 2, AGREE_REFUSED = 3 };
 #define AGREE_OFFER_WORDS ((sizeof(agree_offer) + 7) / 8)
 typedef struct agree_message {
     atomic_uint word;                          /* 4 * number + one of these */
+    atomic_uint why;                           /* 64 * number + the reason of a refusal */
     _Atomic uint64_t offer[AGREE_OFFER_WORDS]; /* an agree_offer */
 } agree_message;
 
@@ -63,7 +66,7 @@ typedef struct agree_gone { /* allocations that were offered and are no more: a 
 
 typedef struct agree_room {
     atomic_uint entered, whole;
-    atomic_uint closed; /* a rank captures a graph: from then on all is NCCL's */
+    atomic_uint closed; /* why from then on all is NCCL's: a rank captures a graph, or an error */
     agree_card card[AGREE_RANKS];
     atomic_uint vote[AGREE_RANKS][AGREE_RANKS]; /* [lower][higher] */
     agree_gone gone[AGREE_RANKS];
@@ -96,11 +99,13 @@ bool agree_give(agree_pair *p, uint32_t number, const agree_offer *offer);
 /* The sender: waits until `until` for an offer.  False: refused, by either. */
 bool agree_get(agree_pair *p, uint32_t number, double until, agree_offer *offer);
 /* The sender's word.  True: both have agreed. */
-bool agree_take(agree_pair *p, uint32_t number, bool yes);
+bool agree_take(agree_pair *p, uint32_t number);
 /* The receiver: waits for it, and refuses at `until`.  True: both have agreed. */
 bool agree_taken(agree_pair *p, uint32_t number, double until);
-/* Either, from the start. */
-void agree_refuse(agree_pair *p, uint32_t number);
+/* Either, from the start; why: below 64, for the other end. */
+void agree_refuse(agree_pair *p, uint32_t number, unsigned why);
+/* Why either refused, 0: nobody did, so it was too late. */
+unsigned agree_why(agree_pair *p, uint32_t number);
 
 /* How long the next exchange waits for its peers, if this one waited `now` at most: half of it
  * after one that did not come in time, else twice; between 1 ms, or `most` if that is less, and

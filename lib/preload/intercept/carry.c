@@ -19,7 +19,8 @@ typedef struct way { /* what this group has with one peer; indices of messages, 
     int send, recv;
     bool many; /* more than one message in a direction */
     bool sends, receives;
-    agree_offer offer; /* theirs */
+    agree_offer offer, mine; /* offer: theirs */
+    bool offered;
     cu_pointer to;
 } way;
 
@@ -81,50 +82,71 @@ static agree_pair *pair_of(const channel *ch, const message *m, int i) {
     return m->send ? channel_out(ch, i) : channel_in(ch, i);
 }
 
-static void refuse(const channel *ch, const message *m, int i) {
-    agree_refuse(pair_of(ch, m, i), m->number);
+static void refuse(const channel *ch, message *m, int i, fallback why) {
+    m->why = why;
+    agree_refuse(pair_of(ch, m, i), m->number, why);
 }
 
 /* All messages of the group that have a peer here, in one direction or the other. */
-static void refuse_all(job *j) {
+static void refuse_all(job *j, fallback why) {
     for (size_t k = 0; k < j->count; k++) {
-        const message *m = &j->messages[k];
+        message *m = &j->messages[k];
         const int i = m->comm == j->ch->owner ? channel_index(j->ch, m->peer) : -1;
         if (i >= 0)
-            refuse(j->ch, m, i);
+            refuse(j->ch, m, i, why);
     }
 }
 
 /* ---- agreeing ---- */
 
-/* One message each way, both large enough: only then do both ends stand in such a group. */
-static bool way_fits(const job *j, int i) {
+/* Why the two messages with a peer are NCCL's whatever becomes of them; both ends say the same.
+ * One each way, both large enough: only then do both ends stand in such a group.  The first ones
+ * are NCCL's, which connects with them: later it would wait in the program's call for a peer that
+ * may not come, where it would not without us. */
+static fallback way_why(const job *j, int i) {
     const way *w = &j->way[i];
-    return w->send >= 0 && w->recv >= 0 && !w->many &&
-           epo_terms_carry(&j->ch->peer[i].terms, j->messages[w->send].bytes) &&
-           epo_terms_carry(&j->ch->peer[i].terms, j->messages[w->recv].bytes);
+    if (w->many)
+        return FALLBACK_MANY;
+    if (w->send < 0 || w->recv < 0 ||
+        !epo_terms_carry(&j->ch->peer[i].terms, j->messages[w->send].bytes) ||
+        !epo_terms_carry(&j->ch->peer[i].terms, j->messages[w->recv].bytes))
+        return FALLBACK_ONE_WAY;
+    return j->messages[w->send].number == 1 || j->messages[w->recv].number == 1 ? FALLBACK_FIRST
+                                                                                : FALLBACK_NONE;
 }
 
+static bool way_fits(const job *j, int i) { return way_why(j, i) == FALLBACK_NONE; }
+
 static bool offer(job *j, int i) {
-    const message *m = &j->messages[j->way[i].recv];
-    agree_offer mine;
-    if (!reach_offer(j->ch, (cu_pointer)m->target, m->bytes, &mine))
+    message *m = &j->messages[j->way[i].recv];
+    agree_pair *p = channel_in(j->ch, i);
+    agree_offer *mine = &j->way[i].mine;
+    const fallback why = reach_offer(j->ch, i, (cu_pointer)m->target, m->bytes, mine);
+    if (why != FALLBACK_NONE) {
+        refuse(j->ch, m, i, why);
         return false;
-    mine.ticket = j->ch->peer[i].ticket + 1;
-    return agree_give(channel_in(j->ch, i), m->number, &mine);
+    }
+    mine->ticket = j->ch->peer[i].ticket + 1;
+    return agree_give(p, m->number, mine);
+}
+
+/* Of a message that one of the ends has refused. */
+static fallback why_refused(agree_pair *p, uint32_t number_) {
+    const unsigned why = agree_why(p, number_);
+    return why > FALLBACK_NONE && why < FALLBACKS ? (fallback)why : FALLBACK_LATE;
 }
 
 /* This rank's part of every way: offers first, so that no rank waits for another in a ring. */
 static void offer_all(job *j) {
     for (int i = 0; i < j->ch->count; i++) {
         way *w = &j->way[i];
-        const bool fits = channel_has(j->ch, i) && way_fits(j, i);
-        w->sends = fits;
-        w->receives = fits && offer(j, i);
+        const fallback why = channel_has(j->ch, i) ? way_why(j, i) : FALLBACK_PEER;
+        w->sends = why == FALLBACK_NONE;
+        w->receives = w->offered = w->sends && offer(j, i);
         if (w->send >= 0 && !w->sends)
-            refuse(j->ch, &j->messages[w->send], i);
-        if (w->recv >= 0 && !w->receives)
-            refuse(j->ch, &j->messages[w->recv], i);
+            refuse(j->ch, &j->messages[w->send], i, why);
+        if (w->recv >= 0 && !w->sends)
+            refuse(j->ch, &j->messages[w->recv], i, why);
     }
 }
 
@@ -134,34 +156,51 @@ static void take_all(job *j, double until) {
         if (!w->sends)
             continue;
         agree_pair *p = channel_out(j->ch, i);
-        const uint32_t n = j->messages[w->send].number;
-        if (!agree_get(p, n, until, &w->offer)) {
-            w->sends = false;
-            continue;
+        message *m = &j->messages[w->send];
+        w->sends = false;
+        if (agree_get(p, m->number, until, &w->offer)) {
+            w->to = reach_open(j->ch, i, &w->offer);
+            if (w->to == 0)
+                agree_refuse(p, m->number, FALLBACK_UNREACHED);
+            w->sends = w->to != 0 && agree_take(p, m->number);
         }
-        w->to = reach_open(j->ch, i, &w->offer);
-        w->sends = agree_take(p, n, w->to != 0);
+        if (!w->sends)
+            m->why = why_refused(p, m->number);
     }
 }
 
 static void hear_all(job *j, double until) {
     for (int i = 0; i < j->ch->count; i++) {
         way *w = &j->way[i];
+        agree_pair *p = channel_in(j->ch, i);
         if (w->receives)
-            w->receives = agree_taken(channel_in(j->ch, i), j->messages[w->recv].number, until);
+            w->receives = agree_taken(p, j->messages[w->recv].number, until);
+        if (w->offered && !w->receives &&
+            why_refused(p, j->messages[w->recv].number) == FALLBACK_UNREACHED)
+            pieces_unreached(j->ch, i, w->mine.id);
     }
 }
 
+/* From now on all of the communicator is NCCL's, at every rank. */
+static void close_room(channel *ch, fallback why) {
+    unsigned open = 0;
+    (void)atomic_compare_exchange_strong(&ch->agree.room->closed, &open, why);
+}
+
 /* More than one message to a peer in one direction, or a graph: none is ours. */
-static bool all_refused(job *j) {
+static fallback all_refused(job *j) {
     channel *ch = j->ch;
     if (j->captured)
-        atomic_store(&ch->agree.room->closed, 1);
-    bool many = j->streams || ch->ended || atomic_load(&ch->aborted) ||
-                atomic_load(&ch->agree.room->closed) != 0;
+        close_room(ch, FALLBACK_GRAPH);
+    const unsigned closed = atomic_load(&ch->agree.room->closed);
+    if (closed != 0)
+        return closed < FALLBACKS ? (fallback)closed : FALLBACK_ERROR;
+    if (ch->ended || atomic_load(&ch->aborted))
+        return FALLBACK_ERROR;
+    bool many = j->streams;
     for (int i = 0; i < ch->count; i++)
         many = many || j->way[i].many;
-    return many;
+    return many ? FALLBACK_MANY : FALLBACK_NONE;
 }
 
 static bool is_self(const job *j, const message *m) {
@@ -208,8 +247,9 @@ static bool is_late(const job *j, double since) {
 static bool agree_all(job *j) {
     channel *ch = j->ch;
     bool any = false;
-    if (all_refused(j)) {
-        refuse_all(j);
+    const fallback why = all_refused(j);
+    if (why != FALLBACK_NONE) {
+        refuse_all(j, why);
         return false;
     }
     offer_all(j);
@@ -382,7 +422,7 @@ static ncclResult_t exchange(job *j, bool *beside) {
     ncclResult_t r = ncclSuccess;
     int mode = CU_CAPTURE_RELAXED; /* a graph may be captured elsewhere meanwhile */
     if (ch->cu->context_push(ch->context) != 0) {
-        refuse_all(j);
+        refuse_all(j, FALLBACK_ERROR);
         return r;
     }
     const bool relaxed = ch->cu->capture_mode(&mode) == 0;
@@ -394,13 +434,36 @@ static ncclResult_t exchange(job *j, bool *beside) {
         if (r == ncclSuccess)
             r = move_all(j);
         if (r != ncclSuccess)
-            atomic_store(&ch->agree.room->closed, 1); /* the driver is in error */
+            close_room(ch, FALLBACK_ERROR); /* the driver's */
         *beside = j->mixed;
     }
     if (relaxed)
         (void)ch->cu->capture_mode(&mode);
     (void)ch->cu->context_pop(&popped);
     return r;
+}
+
+/* Nothing may be ours. */
+static void refuse_idle(job *j) {
+    for (size_t k = 0; k < j->count; k++) {
+        message *m = &j->messages[k];
+        const int i = m->comm == j->ch->owner ? channel_index(j->ch, m->peer) : -1;
+        if (i >= 0)
+            refuse(j->ch, m, i, way_why(j, i));
+    }
+}
+
+/* What goes to oneself is NCCL's because something else is. */
+static void explain_self(job *j) {
+    fallback why = FALLBACK_NONE;
+    for (size_t k = 0; k < j->count; k++) {
+        const message *m = &j->messages[k];
+        if (m->comm == j->ch->owner && m->send && !m->carried && m->why > why)
+            why = m->why;
+    }
+    for (size_t k = 0; k < j->count; k++)
+        if (is_self(j, &j->messages[k]))
+            j->messages[k].why = why;
 }
 
 /* Small messages alone cost one question to the driver. */
@@ -414,7 +477,8 @@ ncclResult_t channel_exchange(channel *ch, message *messages, size_t count, bool
     if (j.captured || is_tried(&j) || due)
         r = exchange(&j, beside);
     else
-        refuse_all(&j);
+        refuse_idle(&j);
+    explain_self(&j);
     pthread_mutex_unlock(&ch->lock);
     if (due && !j.captured)
         channel_sweep(false);
@@ -431,7 +495,7 @@ void channel_alone(channel *ch, message *m) {
     const int i = channel_index(ch, m->peer);
     if (i >= 0) {
         number(ch, m, i);
-        refuse(ch, m, i);
+        refuse(ch, m, i, FALLBACK_ONE_WAY);
     }
     pthread_mutex_unlock(&ch->lock);
 }

@@ -66,6 +66,7 @@ static fallback prepare(channel *ch) {
     if (ch->cu->host_pointer(&ch->base, room, 0) != 0 || !waits_work(ch))
         return FALLBACK_DRIVER;
     copy_open(ch);
+    pieces_open(ch);
     return FALLBACK_NONE;
 }
 
@@ -137,6 +138,7 @@ void channel_announce(comm *c, channel **pending) {
     pthread_mutex_init(&ch->abort_lock, NULL);
     atomic_init(&ch->holders, 1);
     ch->owner = c;
+    ch->hand = -1;
     if (!agree_enter(&ch->agree, &c->key)) {
         channel_free(ch);
         return;
@@ -188,6 +190,10 @@ bool channel_takes(const channel *ch, int peer, uint64_t bytes) {
     return i >= 0 && epo_terms_carry(&ch->peer[i].terms, bytes);
 }
 
-bool channel_takes_all(const channel *ch, uint64_t bytes) {
-    return ch->whole && ch->wants_whole && bytes > 0 && bytes >= ch->most_least;
+fallback channel_whole(const channel *ch, uint64_t bytes) {
+    if (!ch->whole)
+        return FALLBACK_PEER;
+    if (!ch->wants_whole)
+        return FALLBACK_WHOLE;
+    return bytes > 0 && bytes >= ch->most_least ? FALLBACK_NONE : FALLBACK_SMALL;
 }

@@ -22,14 +22,23 @@
 #define CHANNEL_FORCE_S 5.0
 #endif
 
-/* An allocation: of ours that was offered, or of a peer's that was opened. */
+typedef struct reach_piece reach_piece;
+
+/* An allocation, or a stretch of pieces: of ours that was offered, or of a peer's that was opened.
+ */
 typedef struct reach_entry {
     uint64_t id; /* 0: none */
     cu_pointer base;
     uint64_t size;
     cu_ipc_handle handle;
     bool usable;
-    unsigned used; /* when it was wanted last */
+    unsigned used;      /* when it was wanted last */
+    bool mapped;        /* a peer's stretch */
+    reach_piece *piece; /* of our stretch; NULL: an allocation */
+    uint32_t count;
+    int kind;        /* of its handles */
+    uint32_t handed; /* a bit for each peer that was given them */
+    uint8_t tries[AGREE_RANKS];
 } reach_entry;
 
 typedef struct reach_table {
@@ -87,6 +96,8 @@ struct channel {
         int blocks;
     } copy;
     reach_table offered;
+    int hand;           /* socket for pieces of memory; -1: none */
+    uint64_t stretches; /* of ours so far */
 };
 
 /* One line on standard error, and the result for NCCL's caller. */
@@ -114,13 +125,35 @@ bool channel_thread(pthread_t *thread, void *(*run)(void *), void *argument);
 
 /* ---- reach.c ---- */
 
-/* Where peers find `bytes` at `target`; false: they cannot. */
-bool reach_offer(channel *ch, cu_pointer target, uint64_t bytes, agree_offer *offer);
+/* Where the peer finds `bytes` at `target`; else why it cannot. */
+fallback reach_offer(channel *ch, int peer, cu_pointer target, uint64_t bytes, agree_offer *offer);
 /* The same memory here, 0: not to be had. */
 cu_pointer reach_open(channel *ch, int peer, const agree_offer *offer);
 /* Tells peers what of ours was freed and, if it may, gives back what they told us. */
 void reach_tidy(channel *ch, bool may);
 void reach_close(channel *ch);
+/* Takes the entry into what the peer has opened here. */
+void reach_keep(channel *ch, int peer, const reach_entry *e);
+bool reach_has_room(const channel *ch, int peer);
+
+/* ---- pieces.c ---- */
+
+#define PIECES_ID (UINT64_C(1) << 63) /* in the number of a stretch */
+
+void pieces_open(channel *ch);
+void pieces_close(channel *ch);
+/* The stretch of ours that has these bytes, all of them what they were; NULL: none. */
+reach_entry *pieces_known(channel *ch, cu_pointer target, uint64_t bytes);
+/* Makes one; false: it is no such memory, or cannot be handed over. */
+bool pieces_look(channel *ch, cu_pointer target, uint64_t bytes, reach_entry *e);
+/* The peer has got its handles; else why not. */
+fallback pieces_offer(channel *ch, int peer, reach_entry *e);
+/* It has lost or could not use them. */
+void pieces_unreached(channel *ch, int peer, uint64_t id);
+bool pieces_gone(const channel *ch, const reach_entry *e);
+/* Maps what peers have handed over. */
+void pieces_hear(channel *ch);
+void pieces_forget(const channel *ch, const reach_entry *e);
 
 /* ---- words.c ---- */
 

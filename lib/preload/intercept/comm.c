@@ -30,11 +30,28 @@ static const char *const fallback_names[FALLBACKS] = {
     [FALLBACK_PEER] = "peer on another node or without P2P",
     [FALLBACK_SMALL] = "small message",
     [FALLBACK_ERROR] = "communicator in error",
-    [FALLBACK_REFUSED] = "no agreement (memory, graph, one way, late peer)",
+    [FALLBACK_FIRST] = "first message between two ranks",
+    [FALLBACK_MEMORY] = "memory that cannot be exported",
+    [FALLBACK_UNREACHED] = "peer's memory cannot be mapped",
+    [FALLBACK_GRAPH] = "CUDA graph",
+    [FALLBACK_ONE_WAY] = "nothing as large the other way",
+    [FALLBACK_MANY] = "several streams or messages to a peer in one group",
+    [FALLBACK_LATE] = "late peer",
     [FALLBACK_WHOLE] = "ncclAlltoAll",
 };
 
+static const char *const advices[FALLBACKS] = {
+    [FALLBACK_CONNECTIONS] = "unset it, or set it to 8 or more",
+    [FALLBACK_SMALL] = "EP_OVERLAP_INTERPOSE_LEAST has the least size",
+    [FALLBACK_MEMORY] = "PyTorch's expandable segments need 2.6, cudaMallocAsync's pools cannot be",
+    [FALLBACK_UNREACHED] = "nvidia-smi topo -p2p r tells whether the GPUs reach each other",
+    [FALLBACK_WHOLE] = "EP_OVERLAP_INTERPOSE_ALLTOALL=1 on all ranks carries it",
+    [FALLBACK_LATE] = "EP_OVERLAP_INTERPOSE_WAIT has the microseconds that a rank waits for a peer",
+};
+
 const char *fallback_name(fallback f) { return fallback_names[f]; }
+
+const char *fallback_advice(fallback f) { return advices[f]; }
 
 comm *comm_find(ncclComm_t handle) {
     comm *c = NULL;

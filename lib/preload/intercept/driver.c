@@ -35,6 +35,7 @@ static void find_all(void *handle) {
     }
     EPO_DRIVER_FUNCTIONS(DRIVER_FIND)
     const char *const missing = context.missing;
+    EPO_DRIVER_PIECES(DRIVER_FIND)
     EPO_DRIVER_OPTIONAL(DRIVER_FIND)
     context.missing = missing;
 #undef DRIVER_FIND

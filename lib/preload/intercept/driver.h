@@ -17,6 +17,7 @@ typedef struct CUevent_st *cu_event;
 typedef struct CUmod_st *cu_module;
 typedef struct CUfunc_st *cu_function;
 typedef uintptr_t cu_pointer;
+typedef unsigned long long cu_memory; /* of cuMemCreate */
 typedef struct {
     unsigned char byte[64];
 } cu_ipc_handle;
@@ -36,6 +37,10 @@ enum {
     CU_ATTRIBUTE_IPC_CAPABLE = 10,
     CU_ATTRIBUTE_RANGE_START = 11,
     CU_ATTRIBUTE_RANGE_SIZE = 12,
+    CU_HANDLE_DESCRIPTOR = 1, /* of a piece of memory, for another process */
+    CU_HANDLE_FABRIC = 8,
+    CU_LOCATION_DEVICE = 1,
+    CU_ACCESS_READ_WRITE = 3,
 };
 
 /* CUstreamBatchMemOpParams: waits and writes have the same members. */
@@ -47,6 +52,25 @@ typedef struct cu_word_operation {
     uint64_t rest[2];
 } cu_word_operation;
 _Static_assert(sizeof(cu_word_operation) == 48, "six words of 64 bits, as the driver has it");
+
+typedef struct cu_location {
+    int type, id;
+} cu_location;
+
+/* CUmemAllocationProp */
+typedef struct cu_memory_kind {
+    int type, handles;
+    cu_location location;
+    void *windows;
+    unsigned char flags[8];
+} cu_memory_kind;
+_Static_assert(sizeof(cu_memory_kind) == 32, "as the driver has it");
+
+/* CUmemAccessDesc */
+typedef struct cu_access {
+    cu_location location;
+    int flags;
+} cu_access;
 
 /* X(member, symbol, parameters) */
 #define EPO_DRIVER_FUNCTIONS(X)                                                                    \
@@ -76,13 +100,28 @@ _Static_assert(sizeof(cu_word_operation) == 48, "six words of 64 bits, as the dr
     X(capturing, "cuStreamIsCapturing", (cu_stream, int *))                                        \
     X(capture_mode, "cuThreadExchangeStreamCaptureMode", (int *))
 
+/* Memory that is mapped in pieces: NULL where there is none. */
+#define EPO_DRIVER_PIECES(X)                                                                       \
+    X(piece_retain, "cuMemRetainAllocationHandle", (cu_memory *, void *))                          \
+    X(piece_release, "cuMemRelease", (cu_memory))                                                  \
+    X(piece_range, "cuMemGetAddressRange_v2", (cu_pointer *, size_t *, cu_pointer))                \
+    X(piece_kind, "cuMemGetAllocationPropertiesFromHandle", (cu_memory_kind *, cu_memory))         \
+    X(piece_export, "cuMemExportToShareableHandle", (void *, cu_memory, int, unsigned long long))  \
+    X(piece_import, "cuMemImportFromShareableHandle", (cu_memory *, void *, int))                  \
+    X(piece_map, "cuMemMap", (cu_pointer, size_t, size_t, cu_memory, unsigned long long))          \
+    X(piece_unmap, "cuMemUnmap", (cu_pointer, size_t))                                             \
+    X(piece_access, "cuMemSetAccess", (cu_pointer, size_t, const cu_access *, size_t))             \
+    X(range_reserve, "cuMemAddressReserve",                                                        \
+      (cu_pointer *, size_t, size_t, cu_pointer, unsigned long long))                              \
+    X(range_free, "cuMemAddressFree", (cu_pointer, size_t))                                        \
+    X(device_get, "cuCtxGetDevice", (int *))
+
 /* For a kernel of ours, the recorder's marks, words in a row and to tell a stream from another that
  * had its handle: NULL where there is none. */
 #define EPO_DRIVER_OPTIONAL(X)                                                                     \
     X(batch, "cuStreamBatchMemOp_v2", (cu_stream, unsigned, cu_word_operation *, unsigned))        \
     X(stream_id, "cuStreamGetId", (cu_stream, unsigned long long *))                               \
     X(set32, "cuMemsetD32Async", (cu_pointer, unsigned, size_t, cu_stream))                        \
-    X(device_get, "cuCtxGetDevice", (int *))                                                       \
     X(device_attribute, "cuDeviceGetAttribute", (int *, int, int))                                 \
     X(module_load, "cuModuleLoadData", (cu_module *, const void *))                                \
     X(module_unload, "cuModuleUnload", (cu_module))                                                \
@@ -94,6 +133,7 @@ _Static_assert(sizeof(cu_word_operation) == 48, "six words of 64 bits, as the dr
 typedef struct cuda_driver {
 #define EPO_DRIVER_MEMBER(member, symbol, parameters) cu_result(*member) parameters;
     EPO_DRIVER_FUNCTIONS(EPO_DRIVER_MEMBER)
+    EPO_DRIVER_PIECES(EPO_DRIVER_MEMBER)
     EPO_DRIVER_OPTIONAL(EPO_DRIVER_MEMBER)
 #undef EPO_DRIVER_MEMBER
 } cuda_driver;

@@ -124,11 +124,11 @@ ncclResult_t ncclAlltoAll(const void *send, void *recv, size_t count, ncclDataTy
     tally_add(&c->whole[COLLECTIVE_ALLTOALL], bytes);
     note_call(c, COLLECTIVE_ALLTOALL, bytes, true);
     channel *ch = comm_channel(c);
-    const bool ours = ch != NULL && channel_takes_all(ch, m.bytes);
+    const fallback why = ch != NULL ? channel_whole(ch, m.bytes) : comm_why(c);
     channel_put(ch);
-    if (real->AlltoAll == NULL || ours)
+    if (real->AlltoAll == NULL || why == FALLBACK_NONE)
         return all_to_all(real, t, m, send, recv); /* also where NCCL is older than it */
-    tally_add(&c->fell[ch != NULL ? FALLBACK_WHOLE : comm_why(c)], bytes);
+    tally_add(&c->fell[why], bytes);
     tally_add(&c->whole_passed, bytes);
     t->inside++;
     const ncclResult_t r = real->AlltoAll(send, recv, count, type, comm_, stream);

@@ -19,6 +19,8 @@
 #include "preload/intercept/mapped.h"
 #include "preload/record/recorder.h"
 
+#define REASONS 3 /* in the line */
+
 static struct {
     pthread_mutex_t lock;
     pid_t pid; /* whose figures these are: a forked child's are not */
@@ -45,19 +47,36 @@ static void add_comm(const comm *c, void *argument) {
         s->fell[f] += bytes_of(&c->fell[f]);
 }
 
+/* The reason of the most bytes that is not in `told`; FALLBACK_NONE: none is left. */
+static int next_reason(const uint64_t fell[FALLBACKS], const bool told[FALLBACKS]) {
+    int most = FALLBACK_NONE;
+    for (int f = FALLBACK_NONE + 1; f < FALLBACKS; f++)
+        if (!told[f] && fell[f] > 0 && (most == FALLBACK_NONE || fell[f] > fell[most]))
+            most = f;
+    return most;
+}
+
+/* The three of the most bytes, and what can be done about the first. */
+static void write_reasons(const uint64_t fell[FALLBACKS]) {
+    bool told[FALLBACKS] = {false};
+    const int first = next_reason(fell, told);
+    for (int i = 0, f = first; i < REASONS && f != FALLBACK_NONE; i++) {
+        fprintf(stderr, "%s%s (%.1f MB)", i == 0 ? "; left to NCCL mostly for: " : ", ",
+                fallback_name((fallback)f), (double)fell[f] / 1e6);
+        told[f] = true;
+        f = next_reason(fell, told);
+    }
+    if (fallback_advice((fallback)first) != NULL)
+        fprintf(stderr, "; %s", fallback_advice((fallback)first));
+}
+
 static void write_line(const sums *s) {
     fprintf(stderr,
             "ep-overlap: NCCL messages of rank 0: %.1f MB in %" PRIu64 " communicators, %" PRIu64
             " all-to-all exchanges (%.1f MB); %.1f MB carried by copy engines",
             (double)s->sent / 1e6, s->comms, s->exchanges, (double)s->exchange_bytes / 1e6,
             (double)s->carried / 1e6);
-    int worst = FALLBACK_NONE;
-    for (int f = FALLBACK_NONE + 1; f < FALLBACKS; f++)
-        if (s->fell[f] > s->fell[worst] || worst == FALLBACK_NONE)
-            worst = s->fell[f] > 0 ? f : worst;
-    if (worst != FALLBACK_NONE)
-        fprintf(stderr, "; left to NCCL mostly for: %s (%.1f MB)", fallback_name((fallback)worst),
-                (double)s->fell[worst] / 1e6);
+    write_reasons(s->fell);
     fputc('\n', stderr);
 }
 

@@ -123,7 +123,9 @@ static fallback way_of(const message *m) {
         return FALLBACK_NONE;
     if (!channel_knows(m->channel, m->peer))
         return FALLBACK_PEER;
-    return channel_takes(m->channel, m->peer, m->bytes) ? FALLBACK_REFUSED : FALLBACK_SMALL;
+    if (!channel_takes(m->channel, m->peer, m->bytes))
+        return FALLBACK_SMALL;
+    return m->why != FALLBACK_NONE ? m->why : FALLBACK_ONE_WAY;
 }
 
 static void count_message(const message *m) {

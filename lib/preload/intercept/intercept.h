@@ -72,7 +72,13 @@ typedef enum fallback {
     FALLBACK_PEER,        /* the peer is on another node or did not agree */
     FALLBACK_SMALL,       /* below the agreed size */
     FALLBACK_ERROR,       /* the communicator is in error: NCCL says which */
-    FALLBACK_REFUSED,     /* the ends did not agree: memory, a graph, one way only, a late peer */
+    FALLBACK_FIRST,       /* the first of a pair: NCCL connects with it */
+    FALLBACK_MEMORY,      /* the receiver's, that no other process can map */
+    FALLBACK_UNREACHED,   /* the sender could not map it */
+    FALLBACK_GRAPH,       /* one was captured with the communicator */
+    FALLBACK_ONE_WAY,     /* nothing as large goes the other way in the same group */
+    FALLBACK_MANY,        /* streams in one group, or messages to one peer */
+    FALLBACK_LATE,        /* the peer did not come in time */
     FALLBACK_WHOLE,       /* ncclAlltoAll: not asked for, or not by all ranks */
     FALLBACKS
 } fallback;
@@ -106,6 +112,8 @@ static inline void tally_add(tally *t, uint64_t bytes) {
 }
 
 const char *fallback_name(fallback f);
+/* What a user can do about it; NULL: nothing. */
+const char *fallback_advice(fallback f);
 /* NULL: not one that we saw being made. */
 comm *comm_find(ncclComm_t handle);
 /* Tells the recorder of a call of the program's; `routed`: its bytes follow a routing. */
@@ -146,6 +154,7 @@ typedef struct message {
     cudaStream_t stream;
     bool beside;     /* NCCL has a part of the same group: see channel_exchange() */
     uint32_t number; /* of those between the two ranks, in its direction */
+    fallback why;    /* not carried although both take this size: the reason */
 } message;
 
 typedef struct thread_state {
@@ -180,9 +189,9 @@ void channel_close_later(channel *ch, channel **list);
 void channel_close_all(channel **list);
 /* Ends all waits of this rank, again and again until channel_close(). */
 void channel_abort(channel *ch);
-/* Every pair of the communicator's ranks takes messages of this size, and all ranks want
- * ncclAlltoAll to be carried. */
-bool channel_takes_all(const channel *ch, uint64_t bytes);
+/* Why an ncclAlltoAll with this many bytes for each rank is NCCL's, FALLBACK_NONE: every pair of
+ * ranks takes such messages, and all ranks want it to be carried.  All ranks say the same. */
+fallback channel_whole(const channel *ch, uint64_t bytes);
 /* Whether this rank has a peer at all, and of this size. */
 bool channel_knows(const channel *ch, int peer);
 bool channel_takes(const channel *ch, int peer, uint64_t bytes);

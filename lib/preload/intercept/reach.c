@@ -52,22 +52,39 @@ static void look_at(const channel *ch, cu_pointer target, reach_entry *e) {
     e->size = size;
 }
 
-bool reach_offer(channel *ch, cu_pointer target, uint64_t bytes, agree_offer *offer) {
+/* A new one: an allocation, or a stretch of pieces. */
+static reach_entry *entry_new(channel *ch, cu_pointer target, uint64_t bytes, uint64_t id) {
+    reach_entry *e = entry_spare(&ch->offered);
+    free(e->piece);
+    memset(e, 0, sizeof *e);
+    look_at(ch, target, e);
+    e->id = id;
+    if (!e->usable)
+        (void)pieces_look(ch, target, bytes, e);
+    e->used = ++ch->offered.now;
+    return e;
+}
+
+fallback reach_offer(channel *ch, int peer, cu_pointer target, uint64_t bytes, agree_offer *offer) {
     uint64_t id = 0;
     if (ch->cu->attribute(&id, CU_ATTRIBUTE_BUFFER_ID, target) != 0 || id == 0)
-        return false;
+        return FALLBACK_MEMORY;
     reach_entry *e = entry_of(&ch->offered, id);
-    if (e == NULL) {
-        e = entry_spare(&ch->offered);
-        memset(e, 0, sizeof *e);
-        look_at(ch, target, e);
-        e->id = id;
-        e->used = ++ch->offered.now;
-    }
+    if (e == NULL)
+        e = pieces_known(ch, target, bytes);
+    if (e == NULL)
+        e = entry_new(ch, target, bytes, id);
     if (!e->usable || target < e->base || bytes > e->size || target - e->base > e->size - bytes)
-        return false;
-    *offer = (agree_offer){id, target - e->base, bytes, e->size, e->handle, 0};
-    return true;
+        return FALLBACK_MEMORY;
+    *offer = (agree_offer){e->id, target - e->base, bytes, e->size, e->handle, 0};
+    return e->piece != NULL ? pieces_offer(ch, peer, e) : FALLBACK_NONE;
+}
+
+static bool is_gone(const channel *ch, const reach_entry *e) {
+    uint64_t id = 0;
+    if (e->piece != NULL)
+        return pieces_gone(ch, e);
+    return ch->cu->attribute(&id, CU_ATTRIBUTE_BUFFER_ID, e->base) != 0 || id != e->id;
 }
 
 /* What was freed since: another number at its place, or none. */
@@ -75,15 +92,14 @@ static void tell_gone(channel *ch) {
     agree_gone *gone = &ch->agree.room->gone[ch->agree.me];
     for (int i = 0; i < CHANNEL_REACH; i++) {
         reach_entry *e = &ch->offered.entry[i];
-        uint64_t id = 0;
-        if (e->id == 0 ||
-            (ch->cu->attribute(&id, CU_ATTRIBUTE_BUFFER_ID, e->base) == 0 && id == e->id))
+        if (e->id == 0 || !is_gone(ch, e))
             continue;
         const unsigned n = atomic_load(&gone->count);
         if (e->usable) {
             atomic_store(&gone->id[n % AGREE_GONE], e->id);
             atomic_store(&gone->count, n + 1);
         }
+        free(e->piece);
         memset(e, 0, sizeof *e);
     }
 }
@@ -92,17 +108,43 @@ static void tell_gone(channel *ch) {
 
 static void forget(channel *ch, reach_table *t, reach_entry *e) {
     if (e->usable) {
-        (void)ch->cu->ipc_close(e->base);
+        if (e->mapped)
+            pieces_forget(ch, e);
+        else
+            (void)ch->cu->ipc_close(e->base);
         t->bytes -= e->size;
     }
     memset(e, 0, sizeof *e);
 }
 
+bool reach_has_room(const channel *ch, int peer) {
+    return ch->peer[peer].opened->bytes <= REACH_MOST;
+}
+
+void reach_keep(channel *ch, int peer, const reach_entry *given) {
+    reach_table *t = ch->peer[peer].opened;
+    reach_entry *e = entry_of(t, given->id);
+    if (e == NULL)
+        e = entry_spare(t);
+    forget(ch, t, e);
+    *e = *given;
+    e->used = ++t->now;
+    t->bytes += e->usable ? e->size : 0;
+}
+
 cu_pointer reach_open(channel *ch, int peer, const agree_offer *offer) {
     reach_table *t = ch->peer[peer].opened;
     reach_entry *e = entry_of(t, offer->id);
+    if ((offer->id & PIECES_ID) != 0) {
+        if (e == NULL || !e->usable)
+            pieces_hear(ch);
+        e = entry_of(t, offer->id);
+        return e != NULL && e->usable && offer->size == e->size
+                   ? e->base + (cu_pointer)offer->offset
+                   : 0;
+    }
     if (e == NULL) {
-        if (t->bytes > REACH_MOST)
+        if (!reach_has_room(ch, peer))
             return 0;
         e = entry_spare(t);
         forget(ch, t, e);
@@ -132,6 +174,8 @@ static void take_gone(channel *ch, int peer) {
 
 void reach_tidy(channel *ch, bool may) {
     tell_gone(ch);
+    if (may)
+        pieces_hear(ch); /* (what nobody takes stays in use, too) */
     for (int i = 0; may && i < ch->count; i++)
         if (channel_has(ch, i))
             take_gone(ch, i);

@@ -139,6 +139,7 @@ static void release(channel *ch) {
             (void)ch->cu->capture_mode(&mode);
         (void)ch->cu->context_pop(&popped);
     }
+    pieces_close(ch);
     pthread_mutex_lock(&context.lock);
     sweep_rooms();
     if (!agree_closed(&ch->agree)) {

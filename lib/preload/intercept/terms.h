@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define EPO_TERMS_ABI 2u
+#define EPO_TERMS_ABI 3u
 
 /* What one rank of a communicator tells the others of its node. */
 typedef struct epo_terms_card {

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * hand.h - descriptors of memory that is mapped in pieces, from one rank to another of its node:
+ * one datagram for each stretch, sent before it is offered, so whoever sees the offer finds it.
+ */
+#ifndef EPO_INTERCEPT_HAND_H
+#define EPO_INTERCEPT_HAND_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "preload/intercept/agree.h"
+
+#define HAND_PIECES 240 /* of a stretch; the kernel takes 253 descriptors at once */
+
+typedef struct hand_stretch {
+    uint64_t room[2]; /* the communicator's name */
+    uint64_t id;
+    uint32_t from; /* index in the room */
+    uint32_t kind; /* CU_HANDLE_DESCRIPTOR or CU_HANDLE_FABRIC */
+    uint32_t count, zero;
+    uint64_t bytes[HAND_PIECES];
+} hand_stretch;
+
+/* One end, and the name that others send to.  -1: there is none. */
+int hand_open(char name[AGREE_SOCKET]);
+/* False: it did not go.  handles: `count` descriptors, or fabric handles of 64 bytes. */
+bool hand_give(int socket, const char name[AGREE_SOCKET], const hand_stretch *s,
+               const void *handles);
+/* The next that has come, of this user's processes alone; false: none.  Descriptors are the
+ * caller's, in `handles` (of HAND_PIECES * 64 bytes). */
+bool hand_take(int socket, hand_stretch *s, void *handles);
+
+#endif

@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Descriptors from one end to the other: what is handed over arrives, once and in its order; what
+ * is not ours, or is not whole, is dropped with its descriptors, and nothing waits.
+ */
+#include "config.h"
+
+#include "unit.h"
+
+#include <fcntl.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "preload/intercept/hand.h"
+
+static char handles[HAND_PIECES * 64];
+static hand_stretch got;
+
+static int count_open(void) {
+    int n = 0;
+    for (int fd = 0; fd < 1024; fd++)
+        n += fcntl(fd, F_GETFD) >= 0;
+    return n;
+}
+
+static hand_stretch stretch(uint64_t id, uint32_t kind, uint32_t count) {
+    hand_stretch s = {.room = {id + 1, id + 2}, .id = id, .kind = kind, .count = count};
+    for (uint32_t i = 0; i < count && i < HAND_PIECES; i++)
+        s.bytes[i] = id * 1000 + i;
+    return s;
+}
+
+static bool is_same(const hand_stretch *a, const hand_stretch *b) {
+    return a->id == b->id && a->kind == b->kind && a->count == b->count &&
+           memcmp(a->room, b->room, sizeof a->room) == 0 &&
+           memcmp(a->bytes, b->bytes, sizeof a->bytes) == 0;
+}
+
+static ino_t file_of(int fd) {
+    struct stat st;
+    return fstat(fd, &st) == 0 ? st.st_ino : 0;
+}
+
+static void test_descriptors(void) {
+    char from_name[AGREE_SOCKET], to_name[AGREE_SOCKET];
+    const int from = hand_open(from_name), to = hand_open(to_name), before = count_open();
+    int files[HAND_PIECES];
+    CU_ASSERT_TRUE_FATAL(from >= 0 && to >= 0);
+    for (int i = 0; i < HAND_PIECES; i++)
+        files[i] = memfd_create("piece", MFD_CLOEXEC);
+    for (uint32_t count = 1; count <= HAND_PIECES; count += 239) {
+        const hand_stretch s = stretch(count, CU_HANDLE_DESCRIPTOR, count);
+        CU_ASSERT_TRUE(hand_give(from, to_name, &s, files));
+        CU_ASSERT_TRUE(hand_take(to, &got, handles));
+        CU_ASSERT_TRUE(is_same(&s, &got));
+        for (uint32_t i = 0; i < count; i++) {
+            int fd;
+            memcpy(&fd, handles + i * sizeof fd, sizeof fd);
+            CU_ASSERT_TRUE(file_of(fd) == file_of(files[i]));
+            CU_ASSERT_TRUE((fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0);
+            close(fd);
+        }
+    }
+    CU_ASSERT_FALSE(hand_take(to, &got, handles));
+    for (int i = 0; i < HAND_PIECES; i++)
+        close(files[i]);
+    CU_ASSERT_EQUAL(count_open(), before);
+    close(from);
+    close(to);
+}
+
+static void test_fabric(void) {
+    char name[AGREE_SOCKET], given[HAND_PIECES * 64];
+    const int end = hand_open(name);
+    const hand_stretch s = stretch(9, CU_HANDLE_FABRIC, HAND_PIECES);
+    for (size_t i = 0; i < sizeof given; i++)
+        given[i] = (char)(i * 7);
+    CU_ASSERT_TRUE(hand_give(end, name, &s, given));
+    CU_ASSERT_TRUE(hand_take(end, &got, handles) && is_same(&s, &got));
+    CU_ASSERT_EQUAL(memcmp(given, handles, sizeof given), 0);
+    close(end);
+}
+
+static void test_refused(void) {
+    char name[AGREE_SOCKET], none[AGREE_SOCKET] = {0};
+    const int end = hand_open(name), other = hand_open(none);
+    hand_stretch s = stretch(1, CU_HANDLE_DESCRIPTOR, 1);
+    close(other); /* nobody has that name any more */
+    CU_ASSERT_FALSE(hand_give(end, none, &s, &end));
+    memset(none, 0, sizeof none);
+    CU_ASSERT_FALSE(hand_give(end, none, &s, &end));
+    s.count = 0;
+    CU_ASSERT_FALSE(hand_give(end, name, &s, &end));
+    s.count = HAND_PIECES + 1;
+    CU_ASSERT_FALSE(hand_give(end, name, &s, &end));
+    CU_ASSERT_FALSE(hand_take(end, &got, handles));
+    close(end);
+}
+
+/* Nobody takes: the queue is full at some time, and then it does not go. */
+static void test_full(void) {
+    char name[AGREE_SOCKET];
+    const int end = hand_open(name), from = hand_open((char[AGREE_SOCKET]){0}),
+              before = count_open();
+    const hand_stretch s = stretch(3, CU_HANDLE_DESCRIPTOR, 1);
+    int given = 0, taken = 0;
+    while (given < 100000 && hand_give(from, name, &s, &end))
+        given++;
+    CU_ASSERT_TRUE(given > 0 && given < 100000);
+    while (hand_take(end, &got, handles)) {
+        int fd;
+        memcpy(&fd, handles, sizeof fd);
+        close(fd);
+        taken++;
+    }
+    CU_ASSERT_EQUAL(taken, given);
+    CU_ASSERT_EQUAL(count_open(), before);
+    close(end);
+    close(from);
+}
+
+static void send_raw(int from, const char *name, const void *bytes, size_t count, const int *fds,
+                     size_t descriptors) {
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    union {
+        struct cmsghdr header;
+        char bytes[CMSG_SPACE(4 * sizeof(int))];
+    } c = {.bytes = {0}};
+    struct iovec part = {(void *)(uintptr_t)bytes, count};
+    struct msghdr m = {.msg_name = &to, .msg_iov = &part, .msg_iovlen = 1};
+    memcpy(to.sun_path, name + 1, (size_t)name[0]);
+    m.msg_namelen = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + (size_t)name[0]);
+    if (descriptors > 0) {
+        m.msg_control = &c;
+        m.msg_controllen = CMSG_SPACE(descriptors * sizeof(int));
+        struct cmsghdr *h = CMSG_FIRSTHDR(&m);
+        *h = (struct cmsghdr){.cmsg_level = SOL_SOCKET,
+                              .cmsg_type = SCM_RIGHTS,
+                              .cmsg_len = CMSG_LEN(descriptors * sizeof(int))};
+        memcpy(CMSG_DATA(h), fds, descriptors * sizeof(int));
+    }
+    CU_ASSERT_EQUAL(sendmsg(from, &m, 0), (ssize_t)count);
+}
+
+/* Cut off, too long, with other descriptors than it says, of a kind that there is not. */
+static void test_not_whole(void) {
+    char name[AGREE_SOCKET];
+    const int end = hand_open(name), from = hand_open((char[AGREE_SOCKET]){0}),
+              before = count_open();
+    const int fds[4] = {end, from, end, from};
+    hand_stretch s[4] = {stretch(1, CU_HANDLE_DESCRIPTOR, 2), stretch(2, CU_HANDLE_FABRIC, 1),
+                         stretch(3, 2, 1), stretch(4, CU_HANDLE_DESCRIPTOR, UINT32_MAX)};
+    char *big = calloc(1, 60000);
+    send_raw(from, name, s, 5, fds, 2);
+    send_raw(from, name, s, sizeof s[0] - 1, fds, 2);
+    send_raw(from, name, s, sizeof s[0], fds, 1);
+    send_raw(from, name, s, sizeof s[0], fds, 4);
+    send_raw(from, name, s, sizeof s[0], fds, 0);
+    send_raw(from, name, &s[1], sizeof s[0], fds, 0);
+    send_raw(from, name, &s[1], sizeof s[0] + 64, fds, 1);
+    send_raw(from, name, &s[2], sizeof s[0], fds, 1);
+    send_raw(from, name, &s[3], sizeof s[0], fds, 1);
+    CU_ASSERT_FALSE(hand_take(end, &got, handles));
+    memcpy(big, s, sizeof s[0]);
+    send_raw(from, name, big, 60000, fds, 2);
+    CU_ASSERT_TRUE(hand_give(from, name, &s[0], fds)); /* behind it */
+    CU_ASSERT_TRUE(hand_take(end, &got, handles) && is_same(&s[0], &got));
+    for (int i = 0; i < 2; i++) {
+        int fd;
+        memcpy(&fd, handles + (size_t)i * sizeof fd, sizeof fd);
+        close(fd);
+    }
+    CU_ASSERT_EQUAL(count_open(), before);
+    free(big);
+    close(end);
+    close(from);
+}
+
+int main(void) {
+    const CU_TestInfo tests[] = {
+        {"descriptors", test_descriptors},     {"fabric handles", test_fabric},
+        {"what does not go", test_refused},    {"a full queue", test_full},
+        {"what is not whole", test_not_whole}, CU_TEST_INFO_NULL,
+    };
+    return unit_run("interposer: handing over", tests);
+}
