@@ -14,7 +14,7 @@
         leave      CUPTI taken out of the process after the window
         none       times where nothing is asked for, with the library and without
 
---together: all parts are started at once, and each run takes its turn at the GPUs.
+--together: three runs are started at once, and each takes its turn at the GPUs.
 Two ranks, on two GPUs or on one. Prints a JSON line for each part; status 1 if one failed.
 """
 import argparse
@@ -410,12 +410,18 @@ def rank_ends(folder):
 
 
 TURN = []  # the lock, where runs take turns
+AHEAD = threading.Semaphore(3)  # runs that have begun: contexts are made one by one, and each is in the way of the next
 
 # ---- runs ----------------------------------------------------------------------------------
 
 
-def run(library, part, ranks, record, window, limit=60, extra=None, mode="observe"):
+def run(*what, **how):
     """Ranks of one run: (status, RESULTs, stderr lines of ours, recorded JSON) each."""
+    with AHEAD:
+        return run_ahead(*what, **how)
+
+
+def run_ahead(library, part, ranks, record, window, limit=60, extra=None, mode="observe"):
     folder = tempfile.mkdtemp(prefix="ep-record-")
     jobs, gate = [], os.path.join(folder, "gate")
     for r in range(ranks):
