@@ -152,9 +152,9 @@ arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader -i 0 | tr -d .)
 gpu_used() { nvidia-smi --query-gpu=index,memory.used --format=csv,noheader,nounits 2>/dev/null | tr -d ' ' | tr , ' '; }
 gpu_programs() { nvidia-smi --query-compute-apps=pid,used_memory,name --format=csv,noheader 2>/dev/null; }
 used_first=$(gpu_used) programs_first=$(gpu_programs)
-# Tells what they hold before a phase. More than at the start, and not gone in 8 s: the phase before has failed.
+# Tells what they hold before a phase. More than at the start, and not gone in 12 s: the phase before has failed.
 gpus_before() { # PHASE, THE ONE BEFORE
-    local used programs more until_gone=$((SECONDS + 8))
+    local used programs more until_gone=$((SECONDS + 12))
     while :; do
         used=$(gpu_used)
         programs=$(gpu_programs | grep -vxF -e "$programs_first" -e '')
