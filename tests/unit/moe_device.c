@@ -3,6 +3,7 @@
 #include "backend/host/host.h"
 #include "moe_reference.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -214,6 +215,70 @@ static epo_status op_spread(epo_queue *q, const epo_rows_spread *s, const epo_de
 
 /* ---- exchanges: ranks are threads, so a peer's window is at hand ------------------------- */
 
+/* ---- two-sided: what a rank sends is what the other takes --------------------------------- */
+
+typedef struct message_end {
+    struct message_end *next;
+    uint64_t bytes, at;
+    bool sent;
+} message_end;
+/* Between two ranks: ends that wait for their others, all of them sent or all to be taken. */
+typedef struct message_line {
+    message_end *first, *last;
+} message_line;
+static struct {
+    pthread_mutex_t lock;
+    message_line line[CASE_RANKS][CASE_RANKS];
+    uint64_t wrong;
+} messages = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void message_post(int from, int to, uint64_t bytes, uint64_t at, bool sent) {
+    if (from == to || bytes == 0)
+        return;
+    pthread_mutex_lock(&messages.lock);
+    message_line *l = &messages.line[from][to];
+    message_end *e = l->first;
+    if (e != NULL && e->sent != sent) {
+        messages.wrong += e->bytes != bytes || e->at != at;
+        l->first = e->next;
+        l->last = l->first != NULL ? l->last : NULL;
+        free(e);
+    } else {
+        e = moe_calloc(1, sizeof *e);
+        *e = (message_end){NULL, bytes, at, sent};
+        if (l->last != NULL)
+            l->last->next = e;
+        else
+            l->first = e;
+        l->last = e;
+    }
+    pthread_mutex_unlock(&messages.lock);
+}
+
+static void messages_post(const epo_backend *be, const epo_exchange *x) {
+    for (int i = 0; i < x->nsend; i++)
+        message_post(be->rank, x->send[i].peer, x->send[i].rows * x->send[i].row_bytes,
+                     x->send[i].dst_offset, true);
+    for (int i = 0; i < x->nrecv; i++)
+        message_post(x->recv[i].peer, be->rank, x->recv[i].bytes, x->recv[i].offset, false);
+}
+
+/* Those that wait are wrong, too, and are forgotten. */
+uint64_t moe_device_unmatched(void) {
+    for (int i = 0; i < CASE_RANKS * CASE_RANKS; i++) {
+        message_line *l = &messages.line[i / CASE_RANKS][i % CASE_RANKS];
+        for (message_end *e = l->first, *next; e != NULL; e = next) {
+            next = e->next;
+            messages.wrong++;
+            free(e);
+        }
+        *l = (message_line){NULL, NULL};
+    }
+    const uint64_t wrong = messages.wrong;
+    messages.wrong = 0;
+    return wrong;
+}
+
 static char *window_of(const epo_window *w, int rank) {
     return (char *)w->base + (uint64_t)rank * w->stride;
 }
@@ -262,6 +327,8 @@ static epo_status op_exchange(epo_queue *q, const epo_exchange *x, const epo_dep
         memcpy(send, x->send, (size_t)x->nsend * sizeof *send);
     epo_deps d = *deps;
     epo_status status = EPO_OK;
+    if (can.two_sided)
+        messages_post(q->be, x);
     for (int i = 0; i < parts && status == EPO_OK; i++) {
         const int from = parts > 1 ? x->part_first[i] - x->part_first[0] : 0;
         const int past = parts > 1 ? x->part_first[i + 1] - x->part_first[0] : x->nsend;
@@ -423,6 +490,7 @@ void moe_device_be(const moe_device *what) {
     host = __real_epo_backend_get();
     can = *what;
     chains = directs = spreads = 0;
+    (void)moe_device_unmatched();
     table = *host;
     table.open = open_backend;
     table.close = close_backend;

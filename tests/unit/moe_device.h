@@ -33,6 +33,9 @@ void moe_device_be(const moe_device *can);
 const moe_device *moe_device_is(void);
 /* Calls of what only a device can do, since moe_device_be. */
 uint64_t moe_device_chains(void), moe_device_direct(void), moe_device_spreads(void);
+/* Where it is two-sided, since moe_device_be: ends of messages that found no other, or another one
+ * (other bytes, another place), each pair of ranks' in the order of its exchanges. */
+uint64_t moe_device_unmatched(void);
 /* Bytes that are held in blocks of alloc, of all groups. */
 uint64_t moe_device_bytes(void);
 

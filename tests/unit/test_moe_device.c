@@ -7,6 +7,7 @@
  *   EPO_SEED=N    repeat the property test from this seed
  *   EPO_ROUNDS=N  random layers to try
  */
+#include "core/names.h"
 #include "moe_device.h"
 #include "moe_ranks.h"
 #include "unit.h"
@@ -39,6 +40,16 @@ static const device_case devices[] = {
     {"a chain, two-sided", {.copies = true, .chain = true, .two_sided = true}},
     {"a chain that stores",
      {.apart = true, .copies = true, .maps = true, .own_rows = true, .chain = true}},
+    {"a GPU's, two-sided",
+     {.apart = true,
+      .copies = true,
+      .maps = true,
+      .own_rows = true,
+      .spread = true,
+      .chain = true,
+      .fused = true,
+      .keeps = true,
+      .two_sided = true}},
     {"a GPU's",
      {.apart = true,
       .copies = true,
@@ -68,7 +79,7 @@ static bool same(const moe_case *c, const moe_how *how, const moe_result *first,
     moe_result other;
     const bool right = answer != NULL ? moe_right(c, how, answer, bound(c), true, &other)
                                       : moe_run(c, how, &other) == 0;
-    const bool good = right && moe_agrees(c, how, first, &other);
+    const bool good = right && moe_agrees(c, how, first, &other) && moe_device_unmatched() == 0;
     if (!good)
         fprintf(stderr, "^ with %s\n", name);
     moe_result_free(&other);
@@ -134,6 +145,71 @@ static bool random_layer(uint64_t seed) {
 }
 static void random_layers_agree_with_the_reference(void) {
     CU_ASSERT(moe_rounds(60, random_layer));
+}
+
+/* Two-sided, each message has two ends, also where experts are filled up to a capacity and nothing
+ * comes for them. */
+static void messages_have_two_ends(void) {
+    const device_case *gpu = &devices[DEVICES - 2];
+    for (int i = 0; i < 8 * CASE_STYLES; i++) {
+        epo_buffer_config limits = EPO_BUFFER_CONFIG_INIT;
+        moe_case c = {.seed = (uint64_t)(90 + i),
+                      .ranks = 2 + i % 2,
+                      .experts = 4 * (2 + i % 2),
+                      .hidden = 16,
+                      .ffn = 12,
+                      .top_k = 2,
+                      .batches = 2,
+                      .max_tokens = 12,
+                      .type = EPO_F32,
+                      .style = (case_style)(i / 8)};
+        moe_how how = {.dispatcher = (epo_dispatcher)(i / 2 % 2), .limits = &limits};
+        moe_result first;
+        limits.capacity = 1 + i % 3;
+        limits.overflow = EPO_OVERFLOW_DROP_POSITION;
+        limits.pad_to_capacity = i / 4 % 2;
+        moe_case_fill(&c);
+        moe_device_be(&plain);
+        CU_ASSERT_EQUAL(moe_run(&c, &how, &first), 0);
+        how.overlap = 1;
+        how.chunks = 1 + i % 3;
+        moe_device_be(&gpu->can);
+        CU_ASSERT(same(&c, &how, &first, NULL, gpu->name));
+        moe_result_free(&first);
+        moe_case_free(&c);
+    }
+    moe_device_be(&plain);
+}
+
+/* Between nodes, too: rows of tokens, sums of a node, the weights' gradients beside them. */
+static void nodes_messages_have_two_ends(void) {
+    const moe_device two = {.apart = true, .two_sided = true};
+    for (int i = 0; i < 8 * CASE_STYLES; i++) {
+        static const char *const nodes[] = {"0,1", "0,0,1,1", "0,1,2", "0,0,0,1,1,1"};
+        static const int ranks[] = {2, 4, 3, 6};
+        moe_case c = {.seed = (uint64_t)(300 + i),
+                      .ranks = ranks[i % 4],
+                      .experts = 4 * ranks[i % 4],
+                      .hidden = 20,
+                      .ffn = 12,
+                      .top_k = 3,
+                      .batches = 2,
+                      .max_tokens = 12,
+                      .type = EPO_F32,
+                      .style = (case_style)(i / 8)};
+        moe_how how = {.dispatcher = EPO_DISPATCH_FLEX, .overlap = i / 4 % 2, .chunks = i / 4 % 2};
+        moe_result r;
+        setenv(EPO_ENV_NODES, nodes[i % 4], 1);
+        how.chunks *= 2;
+        moe_case_fill(&c);
+        moe_device_be(&two);
+        CU_ASSERT_EQUAL(moe_run(&c, &how, &r), 0);
+        CU_ASSERT_EQUAL(moe_device_unmatched(), 0);
+        moe_result_free(&r);
+        moe_case_free(&c);
+    }
+    unsetenv(EPO_ENV_NODES);
+    moe_device_be(&plain);
 }
 
 static void one_case(moe_case *c, case_style style, int hidden) {
@@ -423,6 +499,8 @@ int main(void) {
     const CU_TestInfo tests[] = {
         {"whatever it can: the same bits", every_device_gives_the_same_bits},
         {"random layers agree with the reference", random_layers_agree_with_the_reference},
+        {"messages have two ends", messages_have_two_ends},
+        {"messages between nodes have two ends", nodes_messages_have_two_ends},
         {"each way is taken", each_way_is_taken},
         {"wire rows and own experts", wire_and_own_experts},
         {"graphs hold what plain calls do", graphs_hold_what_plain_calls_do},
