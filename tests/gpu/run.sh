@@ -58,7 +58,7 @@
 #                    messages of all sizes carried (EPO_CALLS: of each half); plain, observed,
 #                    expandable segments (intercept.py; -s: other calls; gather.py adds runs
 #                    up)                                             1 GPU or more
-#   jobs     110 s   its other cases: sizes that disagree, graphs, groups, aborts, churn (EPO_JOBS:
+#   jobs     110 s   its other cases: most is carried, sizes that disagree, graphs, groups, aborts, churn (EPO_JOBS:
 #                    some, as "groups:0 abort")                       1 GPU or more
 #   speed     20 s   64 MB, beside GEMMs, an eager layer trained        2 GPUs
 #   small     25 s   what a small message costs under the interposer    1 GPU or more
@@ -594,7 +594,7 @@ phase_run() { # PHASE
             ;;
         jobs)
             # shellcheck disable=SC2086
-            interposed jobs 240 ${EPO_JOBS:-mismatch graph groups abort churn}
+            interposed jobs 240 ${EPO_JOBS:-carries mismatch graph groups abort churn}
             ;;
         speed) two_gpus speed && interposed speed 200 speed gemm:1 ;;
         small) interposed small 160 small ;;
