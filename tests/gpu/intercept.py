@@ -569,7 +569,7 @@ CASES = {
                ("accelerate", [["random", [400, 64 * MB]]], 40, carries.SEGMENTS)],
     "churn": [("accelerate", [["churn", [100]]], 60, {}), ("accelerate", [["churn", [40]]], 60, carries.SEGMENTS)],
     "carries": carries.cases(),
-    "groups": [(mode, [["groups", [12]]], 60, {}) for mode in ("accelerate", "observe", "plain")],
+    "groups": [(mode, [["groups", [6]]], 60, {}) for mode in ("accelerate", "observe", "plain")],
     "graph": [("accelerate", [["graph", [20]]], 30, {}), ("plain", [["graph", [20]]], 30, {})],
     "mismatch": [("accelerate", [["mismatch", []]], 20, WAITS), ("plain", [["mismatch", []]], 20, {})],
     "abort": [(mode, [["abort", [held]]], 30, {}) for held in (False, True) for mode in ("accelerate", "plain")],
