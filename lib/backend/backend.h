@@ -139,6 +139,9 @@ typedef struct epo_backend_info {
     bool own_rows;        /* gather and reduce read `own`, and route_send numbers own rows */
     bool sums;            /* exchange sums rows on their way, where rows are 16-byte units */
     bool few;             /* ... by a few SMs, where exchange.few says so */
+    uint32_t home;        /* flex's rows of a multiple of so many bytes can go home one by one in a
+                           * forward, see epo_rows_reduce.home; 0: none can */
+    bool home_asked;      /* ... and do, whatever would be measured */
     uint32_t ways;        /* bit 1 << epo_way for each that exchange has; 0: it has one */
     uint64_t window_page; /* a window's bytes are rounded up to it; 0: they are not */
     int window_flags;     /* that exchanges with one window may name; 0: any number */
@@ -316,6 +319,14 @@ typedef struct epo_rows_spread {
     uint32_t row_bytes;
 } epo_rows_spread;
 
+/* Rows that came home one by one: rank r's lie in src from first[r] on.  Each rank's are summed
+ * by themselves, in ascending j, and rounded to the type; then these sums in rank order: the
+ * bits are those of ranks that send their sums. */
+typedef struct epo_rows_home {
+    const int32_t *first; /* [ranks], ordinary memory, read before the call returns */
+    int ranks, rank;      /* `own` has rank's */
+} epo_rows_home;
+
 /* dst[i] = sum over j ascending, in fp32, of src[index[i*width + j]], -1 passed
  * over, rounded once to `type`. */
 typedef struct epo_rows_reduce {
@@ -326,7 +337,8 @@ typedef struct epo_rows_reduce {
     int width;
     int elements; /* per row */
     epo_dtype type;
-    const void *own; /* as in a gather */
+    const void *own;           /* as in a gather */
+    const epo_rows_home *home; /* NULL: one sum of all */
 } epo_rows_reduce;
 
 /* SwiGLU over expert-major rows [row, row+rows): h[.][2F] (gate, up), w[.] fp32.

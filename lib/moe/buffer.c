@@ -44,6 +44,16 @@ static void lay_out_links(window_layout *w, epo_buffer *b) {
     b->home.extra = place(w, tokens * k, sizeof(float));
 }
 
+bool moe_buffer_home(const epo_buffer *b) {
+    const epo_group *g = b->group;
+    const uint32_t unit = g->ops->info(g->be)->home;
+    return b->dispatcher == EPO_DISPATCH_FLEX && unit > 0 && b->row_bytes % unit == 0 &&
+           g->overlap && b->peers.count > 1 && !b->links && !b->replays && !b->pad &&
+           b->wire == EPO_WIRE_ROWS &&
+           (moe_plan_on_device(b) ? g->ops->route_send != NULL : g->ops->read == NULL) &&
+           g->ops->chain != NULL;
+}
+
 /* Everything peers write lies in one window.  alltoall: rows arrive expert-major
  * and return to their place in the sending order (padding too).  flex: one row a (token, rank),
  * at most most_tokens from each peer; at most min(R, K) come back a token. */
@@ -57,6 +67,7 @@ static bool lay_out(epo_buffer *b, uint64_t max_rows) {
         back = (uint64_t)b->experts * full;
     if (b->replays && flex) /* see replay_flex.c */
         back = ranks * tokens;
+    const uint64_t home = b->chunks == 1 && moe_buffer_home(b) ? tokens * k : 0;
     window_layout w = {0, 0, false};
     b->counts_arrive = flags(&w, b, 1);
     b->meta_arrive = flags(&w, b, 1);
@@ -71,7 +82,7 @@ static bool lay_out(epo_buffer *b, uint64_t max_rows) {
     b->meta_weight = place(&w, !flex ? in : device ? 0 : in * k, sizeof(float));
     b->meta_rows = place(&w, device ? in : 0, 4 * (uint64_t)epo_flex_meta_words(b->top_k));
     b->dispatch.rows = place(&w, in, b->wire_bytes);
-    b->combine.rows = place(&w, back, b->row_bytes);
+    b->combine.rows = place(&w, back > home ? back : home, b->row_bytes);
     b->combine.extra = place(&w, flex ? back * k : back, sizeof(float));
     if (b->links)
         lay_out_links(&w, b);

@@ -54,21 +54,27 @@ static epo_chain chain_make(const moe_pass *p, const epo_layer *l, const moe_pro
     return c;
 }
 
-/* alltoall: what goes back could be stored at its peers' by the chain itself. */
-static bool returns_direct(const moe_pass *p, epo_chain_direct *d) {
+/* What goes back, stored at its peers' by the chain itself. */
+static epo_chain_direct direct_to(const moe_pass *p) {
     const epo_plan *plan = p->plan;
     const moe_slot *slot = &p->buffer->combine;
+    return (epo_chain_direct){.window = p->buffer->window,
+                              .rows = slot->rows,
+                              .dweights = slot->extra,
+                              .first = plan->returns_first,
+                              .to = plan->returns_to,
+                              .flag_offset = moe_pass_arrive(p, slot, p->chunks - 1),
+                              .epoch = p->buffer->replays ? 0 : slot->use + 1,
+                              .counter = moe_buffer_counter(p->buffer, slot->arrive)};
+}
+
+/* alltoall: could it be? */
+static bool returns_direct(const moe_pass *p, epo_chain_direct *d) {
+    const epo_plan *plan = p->plan;
     if (!plan->own_stays || plan->returns_first == NULL ||
         !moe_group_reaches(p->group, p->buffer->scope))
         return false;
-    *d = (epo_chain_direct){.window = p->buffer->window,
-                            .rows = slot->rows,
-                            .dweights = slot->extra,
-                            .first = plan->returns_first,
-                            .to = plan->returns_to,
-                            .flag_offset = moe_pass_arrive(p, slot, p->chunks - 1),
-                            .epoch = p->buffer->replays ? 0 : slot->use + 1,
-                            .counter = moe_buffer_counter(p->buffer, slot->arrive)};
+    *d = direct_to(p);
     return true;
 }
 
@@ -87,7 +93,7 @@ void moe_chain_returned(moe_pass *p, const void *rows, const float *row_weight) 
                    .row_bytes = p->buffer->row_bytes,
                    .extra = row_weight,
                    .extra_bytes = sizeof(float)};
-    epo_exchange x = moe_pass_load(p, &p->combine, 0, p->chunks, &c);
+    epo_exchange x = moe_pass_load(p, moe_pass_homeward(p), 0, p->chunks, &c);
     moe_stats_exchange(p->group, MOE_BYTES_COMBINE, x.send, moe_cargo_rows(&x, &c), x.nsend);
 }
 
@@ -138,9 +144,39 @@ static bool chain_issue(moe_pass *p, const epo_layer *l, moe_products *x, void *
     return true;
 }
 
+/* flex in one chunk: each row goes home by itself from the second product, and its owner sums:
+ * more bytes cross the link than with sums, but beside the product, and nothing is read again
+ * before they do.  False: the products one by one, and an exchange behind them. */
+static bool chain_home(moe_pass *p, const epo_layer *l, moe_products *x, void *rows) {
+    epo_group *g = p->group;
+    chain_parts parts;
+    epo_chain_direct direct = direct_to(p);
+    epo_chain c = chain_make(p, l, x, &parts);
+    c.first.a = rows;
+    c.direct = &direct;
+    if (!g->ops->chain_covers(g->be, &c))
+        return false;
+    parts.part[0].done = NULL;
+    if (p->near != NULL) {
+        moe_near_expand_early(p, rows, &parts.arrival[0]);
+    } else {
+        moe_pass_expand(p, 0, rows);
+        parts.part[0].ready = NULL;
+    }
+    p->chained = true;
+    epo_deps deps = moe_deps("experts", EPO_INTERVAL_COMPUTE, -1);
+    deps.signal = g->used;
+    issue_direct(p, &c, &deps);
+    if (p->status == EPO_OK)
+        p->status = g->ops->chain(g->compute, &c, &deps);
+    return true;
+}
+
 bool moe_chain_forward(moe_pass *p, const epo_layer *l, epo_saved *saved, void *rows, void *a,
                        void *out) {
     moe_products x = moe_products_forward(l, saved, a, out);
+    if (p->singly)
+        return p->status == EPO_OK && chain_home(p, l, &x, rows);
     return chain_issue(p, l, &x, saved->x.ptr, rows, "experts", p->group->used);
 }
 

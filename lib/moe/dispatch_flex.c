@@ -82,6 +82,10 @@ static void reserve(moe_arena *arena, const moe_making *m, uint64_t sent, uint64
     uint64_t tokens = (uint64_t)m->routing->tokens;
     at->first = moe_arena_add(arena, local, sizeof(uint64_t));
     at->count = moe_arena_add(arena, local, sizeof(uint64_t));
+    const uint64_t home = p->singly ? 1 : 0;
+    for (int i = 0; i < 2; i++)
+        at->returns[i] =
+            moe_arena_add(arena, home * local * (uint64_t)m->shape.ranks, sizeof(int32_t));
     at->token = moe_arena_add(arena, sent, sizeof(int32_t));
     at->sum = moe_arena_add(arena, tokens * (uint64_t)p->sum_width, sizeof(int32_t));
     at->slot_weight = moe_arena_add(arena, tokens * k, sizeof(int32_t));
@@ -91,6 +95,9 @@ static void reserve(moe_arena *arena, const moe_making *m, uint64_t sent, uint64
     at->weight = moe_arena_add(arena, p->rows, sizeof(float));
     at->meta = moe_arena_add(arena, moe_plan_on_device(p->buffer) ? sent : 0,
                              4 * (uint64_t)epo_flex_meta_words(p->top_k));
+    at->home = moe_arena_add(arena, home * tokens * k, sizeof(int32_t));
+    at->home_token = moe_arena_add(arena, home * tokens * k, sizeof(int32_t));
+    at->home_slot = moe_arena_add(arena, home * tokens * k, sizeof(int32_t));
 }
 
 /* ---- meta ---------------------------------------------------------------- */
@@ -262,6 +269,110 @@ void moe_flex_layout(epo_plan *p, const moe_flex_maps *at) {
     }
 }
 
+/* ---- the maps home -------------------------------------------------------- */
+
+/* What peers get of this rank's experts, and what comes from theirs, where it lands. */
+static void home_lane(const moe_making *m, const int32_t *first, const int32_t *to) {
+    epo_plan *p = m->plan;
+    const epo_buffer *b = p->buffer;
+    const int ranks = b->peers.count, me = b->peers.me;
+    const size_t experts = (size_t)m->shape.experts, local = (size_t)b->local;
+    int n[2] = {0, 0};
+    for (int i = 1; i < ranks; i++) {
+        const int peer = (me + i) % ranks;
+        for (size_t e = 0; e < local; e++) {
+            const size_t at = e * (size_t)ranks + (size_t)peer;
+            add(p->homeward.send, &n[0],
+                (moe_piece){peer, NULL, (uint64_t)first[at], (uint64_t)to[at],
+                            m->counts[(size_t)peer * experts + (size_t)me * local + e]});
+        }
+    }
+    uint64_t row = 0;
+    for (size_t e = 0; e < experts; e++) {
+        const int peer = (int)(e / local);
+        const uint32_t rows = m->counts[(size_t)me * experts + e];
+        if (e % local == 0)
+            p->home_first[peer] = (int32_t)row;
+        if (peer != me)
+            add(p->homeward.recv, &n[1], (moe_piece){peer, NULL, 0, row, rows});
+        row += rows;
+    }
+    p->homeward.send_first[1] = n[0];
+    p->homeward.recv_first[1] = n[1];
+}
+
+/* The CPU's part of the maps home. */
+static void home_layout(const moe_making *m, const moe_flex_maps *at) {
+    epo_plan *p = m->plan;
+    const epo_buffer *b = p->buffer;
+    epo_route_returns(&m->shape, m->counts, b->peers.me, p->first,
+                      moe_arena_cpu(&p->arena, at->returns[0]),
+                      moe_arena_cpu(&p->arena, at->returns[1]));
+    p->returns_first = moe_arena_op(&p->arena, at->returns[0]);
+    p->returns_to = moe_arena_op(&p->arena, at->returns[1]);
+    p->home = moe_arena_op(&p->arena, at->home);
+    home_lane(m, moe_arena_cpu(&p->arena, at->returns[0]),
+              moe_arena_cpu(&p->arena, at->returns[1]));
+}
+
+/* First send row of each expert, then where its rows begin at its owner, then the same for this
+ * rank's experts alone, UINT64_MAX elsewhere. */
+static uint64_t *home_places(const moe_making *m) {
+    const epo_buffer *b = m->plan->buffer;
+    const size_t experts = (size_t)m->shape.experts, local = (size_t)b->local;
+    uint64_t *send = calloc(3 * experts, sizeof *send);
+    if (send == NULL) {
+        (void)epo_fail(EPO_E_NOMEM, "memory: need %zu bytes for the plan",
+                       3 * experts * sizeof *send);
+        return NULL;
+    }
+    epo_route_send_first(&m->shape, m->counts + (size_t)b->peers.me * experts, send);
+    uint64_t *target = send + experts;
+    epo_route_targets(&m->shape, m->counts, b->peers.me, target);
+    for (size_t e = 0; e < experts; e++)
+        target[experts + e] = e / local == (size_t)b->peers.me ? target[e] : UINT64_MAX;
+    return send;
+}
+
+/* Each slot's row, as alltoall's: in the order of experts, those of this rank's apart. */
+static epo_status home_on_device(const moe_making *m, const moe_flex_maps *at) {
+    epo_plan *p = m->plan;
+    epo_group *g = p->buffer->group;
+    epo_routes routes = moe_plan_routes(p->buffer, m->routing);
+    epo_deps deps = moe_deps("route home", EPO_INTERVAL_LOCAL, -1);
+    uint64_t *send = home_places(m);
+    if (send == NULL)
+        return EPO_E_NOMEM;
+    epo_status status = g->ops->route_send(g->compute, &routes, send, send + 2 * m->shape.experts,
+                                           moe_arena_op(&p->arena, at->home_token),
+                                           moe_arena_op(&p->arena, at->home_slot),
+                                           moe_arena_op(&p->arena, at->home), &deps);
+    free(send);
+    return status;
+}
+
+/* The same by the CPU. */
+static epo_status home_on_cpu(const moe_making *m, const moe_flex_maps *at) {
+    epo_plan *p = m->plan;
+    int32_t *row = moe_arena_cpu(&p->arena, at->home);
+    const uint64_t experts = (uint64_t)m->shape.experts;
+    uint64_t *send = home_places(m);
+    if (send == NULL)
+        return EPO_E_NOMEM;
+    const uint64_t *own = send + 2 * experts;
+    uint64_t *cursor = send + experts; /* the targets are not wanted any more */
+    epo_route_send(&m->shape, m->experts, p->tokens, send, cursor,
+                   moe_arena_cpu(&p->arena, at->home_token),
+                   moe_arena_cpu(&p->arena, at->home_slot), row);
+    for (uint64_t i = 0; i < (uint64_t)p->tokens * (uint64_t)p->top_k; i++) {
+        const int32_t e = m->experts[i];
+        if (e >= 0 && own[e] != UINT64_MAX)
+            row[i] = -2 - (int32_t)(own[e] + ((uint64_t)row[i] - send[e]));
+    }
+    free(send);
+    return EPO_OK;
+}
+
 /* By the CPU. */
 static epo_status fill(const moe_making *m, const flex_scratch *f, uint64_t sent,
                        const moe_flex_maps *at) {
@@ -287,7 +398,10 @@ static epo_status fill(const moe_making *m, const flex_scratch *f, uint64_t sent
                                          moe_arena_op(&weight, 0));
     }
     moe_arena_close(g, &weight);
-    return status;
+    if (status != EPO_OK || !p->singly)
+        return status;
+    home_layout(m, at);
+    return home_on_cpu(m, at);
 }
 
 /* ---- on the device -------------------------------------------------------- */
@@ -399,9 +513,13 @@ static epo_status fill_on_device(const moe_making *m, const flex_scratch *f,
     moe_flex_name(p, at);
     add_up_chunks(m, f);
     make_lanes(m, f, token);
+    if (p->singly)
+        home_layout(m, at);
     epo_status status = moe_arena_publish(p->buffer->group, &p->arena, 0, at->token);
     if (status == EPO_OK)
         status = send_on_device(m, f, at);
+    if (status == EPO_OK && p->singly)
+        status = home_on_device(m, at);
     return status == EPO_OK ? receive_on_device(m, f) : status;
 }
 

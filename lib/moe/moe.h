@@ -291,7 +291,11 @@ struct epo_plan {
     const int32_t *expand;                     /* [rows]: row of the dispatch slot, or -1 */
     const int32_t *pad;                        /* [rows]: i or -1 */
     float *weight;                             /* [rows] */
-    const int32_t *returns_first, *returns_to; /* alltoall on the device: epo_route_returns */
+    const int32_t *returns_first, *returns_to; /* on the device: epo_route_returns */
+    bool singly;         /* flex in one chunk: a forward's rows go home one by one */
+    const int32_t *home; /* then: [T][K], rows of the combine slot, -2 - row for own ones, -1 */
+    int32_t *home_first; /* where each rank's begin there */
+    moe_lane homeward;   /* the pieces that peers get */
     /* Rows that go back: flex sums a token's rows here first. */
     uint64_t back_rows;
     const int32_t *back;  /* [back_rows][K], NULL: expert-major rows go back */
@@ -353,6 +357,7 @@ typedef struct moe_flex_maps {
     uint64_t first, count, token, sum, slot_weight; /* known from the counts */
     uint64_t expand, pad, back;                     /* known from the received meta */
     uint64_t weight, meta;                          /* meta: on the device alone */
+    uint64_t returns[2], home, home_token, home_slot;
 } moe_flex_maps;
 /* The plan's names for them; and first and count, by the CPU. */
 void moe_flex_name(epo_plan *p, const moe_flex_maps *at);
@@ -382,6 +387,8 @@ epo_deps moe_deps(const char *name, epo_interval_kind kind, int chunk);
 void moe_deps_wait(epo_deps *deps, epo_ready ready);
 /* flex: does the exchange itself sum a token's rows on their way back? */
 bool moe_plan_sums(const epo_plan *plan);
+/* flex: may a forward's rows go home one by one? */
+bool moe_buffer_home(const epo_buffer *b);
 /* Do rows arrive at their expert-major place, and are read there? */
 bool moe_plan_in_place(const epo_plan *plan);
 

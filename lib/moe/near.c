@@ -45,38 +45,56 @@ void moe_near_leave(const moe_pass *p, epo_exchange *x) {
     x->nsend = n;
 }
 
-static void spread(moe_pass *p, const epo_rows_spread *s, epo_deps *deps) {
+static void spread(moe_pass *p, epo_queue *queue, const epo_rows_spread *s, epo_deps *deps) {
     deps->result = true;
     if (p->status == EPO_OK)
-        p->status = p->group->ops->spread(p->group->compute, s, deps);
+        p->status = p->group->ops->spread(queue, s, deps);
 }
 
-/* Sources lie one behind the other in the slot, this rank between two. */
-void moe_near_expand(moe_pass *p, void *dst) {
-    epo_group *g = p->group;
+/* Own rows, and those of sources before and behind this rank in the slot. */
+static void both(const moe_pass *p, void *dst, epo_rows_spread *mine, epo_rows_spread *others) {
     const epo_plan *plan = p->plan;
     const epo_buffer *b = p->buffer;
-    const moe_slot *slot = &b->dispatch;
-    const char *arrived = moe_buffer_at(b, slot->rows);
+    const char *arrived = moe_buffer_at(b, b->dispatch.rows);
     const moe_piece *from = own_piece(p, p->dispatch.send, p->dispatch.send_first[1]);
     const moe_piece *to = own_piece(p, p->dispatch.recv, p->dispatch.recv_first[1]);
     const uint64_t first = to != NULL ? to->dst_row : 0, own = to != NULL ? to->rows : 0;
-    epo_deps near = moe_deps("expand own", EPO_INTERVAL_LOCAL, 0);
-    epo_deps far = moe_deps("expand", EPO_INTERVAL_LOCAL, 0);
     const uint64_t last = first + own;
-    epo_rows_spread mine = moe_pass_expand_all(p, dst), others = mine;
-    mine.runs = 0;
-    others.pad = NULL;
-    others.run[0] = (epo_spread_run){arrived, NULL, 0, first};
-    others.run[1] =
+    *mine = *others = moe_pass_expand_all(p, dst);
+    mine->runs = 0;
+    others->pad = NULL;
+    others->run[0] = (epo_spread_run){arrived, NULL, 0, first};
+    others->run[1] =
         (epo_spread_run){arrived + last * b->row_bytes, NULL, last, plan->back_rows - last};
-    others.runs = 2;
+    others->runs = 2;
     if (from != NULL)
-        mine.run[mine.runs++] = (epo_spread_run){p->near, from->index, first, own};
-    spread(p, &mine, &near);
+        mine->run[mine->runs++] = (epo_spread_run){p->near, from->index, first, own};
+}
+
+/* Peers' rows, when they are there, and the slot is given back. */
+static void spread_far(moe_pass *p, epo_queue *queue, const epo_rows_spread *others) {
+    epo_group *g = p->group;
+    const epo_buffer *b = p->buffer;
+    const moe_slot *slot = &b->dispatch;
+    epo_deps far = moe_deps("expand", EPO_INTERVAL_LOCAL, 0);
     moe_deps_wait(&far,
                   moe_buffer_flag(b, moe_pass_arrive(p, slot, 0), slot->use, "dispatch chunk", 0));
     far.signal = g->read;
-    spread(p, &others, &far);
+    spread(p, queue, others, &far);
     moe_pass_credit(p, slot, b->scope, g->read, NULL, NULL);
+}
+
+static void expand(moe_pass *p, epo_queue *far, void *dst) {
+    epo_rows_spread mine, others;
+    epo_deps near = moe_deps("expand own", EPO_INTERVAL_LOCAL, 0);
+    both(p, dst, &mine, &others);
+    spread(p, p->group->compute, &mine, &near);
+    spread_far(p, far, &others);
+}
+
+void moe_near_expand(moe_pass *p, void *dst) { expand(p, p->group->compute, dst); }
+
+void moe_near_expand_early(moe_pass *p, void *dst, epo_ready *ready) {
+    expand(p, p->group->comm, dst);
+    *ready = epo_ready_event(p->group->read);
 }

@@ -43,6 +43,7 @@ typedef struct moe_pass {
     bool spread;          /* flex in a chain: rows are expanded beside it, go back behind it */
     bool chained;         /* part[chunk] tells of the chunk's rows, not `rows` */
     bool direct;          /* ... and the chain itself stores what goes back at its peers' */
+    bool singly;          /* flex: rows go home one by one, and their owners sum */
     const void *near;     /* own rows are expanded from here, and do not travel; NULL: they do */
     moe_block wire;       /* what dispatch sends, as it travels */
     moe_block wire_again; /* ... a second time */
@@ -72,6 +73,8 @@ uint64_t moe_pass_arrive(const moe_pass *p, const moe_slot *slot, int chunk);
 void moe_pass_credit(moe_pass *p, const moe_slot *slot, epo_scope scope, epo_event *first,
                      epo_event *second, epo_event *third);
 
+/* What goes back in this pass, and what comes. */
+moe_lane *moe_pass_homeward(moe_pass *p);
 /* Sets p->near; the queue for a dispatch in one chunk. */
 epo_queue *moe_near_choose(moe_pass *p, const void *src);
 /* flex in one chunk, whose rows return in the order in which they came: all are expanded in one
@@ -81,6 +84,8 @@ epo_rows_spread moe_pass_expand_all(const moe_pass *p, void *dst);
 /* p->near: own rows are taken out of the dispatch's exchange; in moe_pass_expand's place. */
 void moe_near_leave(const moe_pass *p, epo_exchange *x);
 void moe_near_expand(moe_pass *p, void *dst);
+/* The same, peers' rows on a queue of their own: *ready tells of all. */
+void moe_near_expand_early(moe_pass *p, void *dst, epo_ready *ready);
 
 enum { MOE_USES_DISPATCH = 1, MOE_USES_COMBINE = 2 };
 void moe_pass_begin(moe_pass *p, epo_plan *plan, int chunks, int uses, epo_stream stream);

@@ -67,8 +67,10 @@ static void carve(moe_carver *c, epo_plan *p) {
     p->first = moe_carve(c, local, sizeof *p->first);
     p->count = moe_carve(c, local, sizeof *p->count);
     p->back_first = moe_carve(c, (uint64_t)p->chunks + 1, sizeof *p->back_first);
+    p->home_first = moe_carve(c, (uint64_t)b->peers.count, sizeof *p->home_first);
     moe_lane_carve(c, &p->dispatch, (uint64_t)b->experts, p->chunks);
     moe_lane_carve(c, &p->combine, (uint64_t)b->experts, p->chunks);
+    moe_lane_carve(c, &p->homeward, p->singly ? (uint64_t)b->experts : 0, 1);
 }
 
 typedef struct making_arrays {

@@ -59,12 +59,15 @@ static void sum_back(moe_pass *p, int chunk, const void *rows, const float *row_
         p->status = g->ops->reduce(moe_pass_lane(p, chunk), &reduce, &deps);
 }
 
+moe_lane *moe_pass_homeward(moe_pass *p) { return p->singly ? &p->plan->homeward : &p->combine; }
+
 void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_weight) {
     epo_group *g = p->group;
     epo_buffer *b = p->buffer;
     moe_slot *slot = &b->combine;
     uint64_t k = (uint64_t)p->plan->top_k;
-    bool flex = p->plan->back != NULL, sums = moe_plan_sums(p->plan), last = chunk == p->chunks - 1;
+    const bool flex = p->plan->back != NULL && !p->singly, last = chunk == p->chunks - 1;
+    const bool sums = flex && moe_plan_sums(p->plan);
     const bool whole = returns_whole(p);
     if (whole && !last) /* all in one piece: nothing is left to hide it */
         return;
@@ -87,7 +90,7 @@ void moe_pass_return(moe_pass *p, int chunk, const void *rows, const float *row_
                                                : (const void *)row_weight,
                    .extra_bytes = (flex ? k : 1) * sizeof(float),
                    .extra_to = slot->extra};
-    epo_exchange x = moe_pass_load(p, &p->combine, whole ? 0 : chunk, chunk + 1, &c);
+    epo_exchange x = moe_pass_load(p, moe_pass_homeward(p), whole ? 0 : chunk, chunk + 1, &c);
     epo_deps deps = moe_deps("combine", EPO_INTERVAL_COMM, chunk);
     x.alone = last && ((p->tail && !p->beside) || (p->spread && !p->lends));
     x.few = returns_apart(p, chunk);
@@ -145,7 +148,13 @@ void moe_pass_sum(moe_pass *p, void *y, float *slot_weight) {
                               .width = plan->sum_width,
                               .elements = b->hidden,
                               .type = b->type,
-                              .own = plan->own_stays ? p->own : NULL};
+                              .own = plan->own_stays || p->singly ? p->own : NULL};
+    const epo_rows_home home = {plan->home_first, b->peers.count, b->peers.me};
+    if (p->singly) {
+        reduce.index = plan->home;
+        reduce.width = plan->top_k;
+        reduce.home = &home;
+    }
     epo_deps deps = moe_deps("unpermute", EPO_INTERVAL_LOCAL, -1);
     /* A peer's exchanges run in order, so its last chunk tells of all.  `sent`:
      * when the outputs are complete, nothing reads this pass's memory any more. */
@@ -158,7 +167,7 @@ void moe_pass_sum(moe_pass *p, void *y, float *slot_weight) {
     epo_event *end = p->sums_beside ? g->returned : p->done;
     deps.signal = slot_weight == NULL ? end : NULL; /* else what comes behind signals it */
     deps.result = true;
-    g->stats.local_bytes += ((uint64_t)plan->sum_width + 1) * tokens * b->row_bytes;
+    g->stats.local_bytes += ((uint64_t)reduce.width + 1) * tokens * b->row_bytes;
     p->status = g->ops->reduce(queue, &reduce, &deps);
     if (slot_weight != NULL && p->status == EPO_OK) {
         epo_rows_gather gather = {.dst = slot_weight,

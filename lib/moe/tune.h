@@ -10,7 +10,12 @@
 #include "backend/backend.h"
 
 enum { MOE_TUNE_CLASSES = 32, MOE_TUNE_CHOICES = 4, MOE_TUNE_SAMPLES = 24 };
-typedef enum moe_tune_stage { MOE_TUNE_NUMBER, MOE_TUNE_WAY, MOE_TUNE_DONE } moe_tune_stage;
+typedef enum moe_tune_stage {
+    MOE_TUNE_NUMBER,
+    MOE_TUNE_WAY,
+    MOE_TUNE_HOME,
+    MOE_TUNE_DONE
+} moe_tune_stage;
 typedef enum moe_tune_pass { MOE_TUNE_FORWARD, MOE_TUNE_BACKWARD, MOE_TUNE_PASSES } moe_tune_pass;
 typedef struct moe_tune_samples {
     float seconds[MOE_TUNE_SAMPLES]; /* of this rank's passes, in order of length */
@@ -23,6 +28,7 @@ typedef struct moe_tune_class {
     unsigned out;         /* a bit for each answer that lost in a round before */
     int chosen;           /* chunks; 0: not yet */
     epo_way way;          /* when all is done */
+    bool home;            /* as epo_plan.singly, then */
     moe_tune_samples took[MOE_TUNE_PASSES][MOE_TUNE_CHOICES];
 } moe_tune_class;
 /* The last pass of its direction that was timed. */
@@ -34,9 +40,10 @@ typedef struct moe_tune_timer {
     epo_event *mark[2];
 } moe_tune_timer;
 typedef struct moe_tune {
-    bool free; /* the number of chunks is chosen */
-    bool ways; /* the way of rows is */
-    int due;   /* the class whose times the next plan tells; -1: none */
+    bool free;  /* the number of chunks is chosen */
+    bool ways;  /* the way of rows is */
+    bool homes; /* flex: whether a forward's rows go home one by one */
+    int due;    /* the class whose times the next plan tells; -1: none */
     moe_tune_timer timer[MOE_TUNE_PASSES];
     moe_tune_class of[MOE_TUNE_CLASSES]; /* by log2 of tokens */
 } moe_tune;

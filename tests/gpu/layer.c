@@ -3,8 +3,9 @@
  * layer.c - the whole layer on GPUs: against the fp64 reference, and bit for bit
  * between serial, overlapped and delayed runs.
  *
- *   layer threads|processes RANKS CASES [SEED [ARMS [e4m3] [budgets] [nodes=N] [from=N]]]
+ *   layer threads|processes RANKS CASES [SEED [ARMS [e4m3] [home] [budgets] [nodes=N] [from=N]]]
  *
+ * home: flex, of sizes whose rows can go home one by one.
  * from: the cases before that number are left out, none is another for it.
  * budgets: every arm once more with the GEMMs on 100 and on 32 SMs, all with the same bits.
  * Ranks share the GPUs there are (rank r on GPU r modulo their number; with nodes, whose
@@ -335,10 +336,11 @@ int main(int argc, char **argv) {
         fclose(random);
     int most = argc > 5 ? (int)strtol(argv[5], NULL, 10) : ARMS;
     most = most < 1 || most > ARMS ? ARMS : most;
-    bool wire = false;
+    bool wire = false, home = false;
     int nodes = 1, nbudgets = 1, from = 0;
     for (int i = 6; i < argc; i++) {
         wire = wire || strcmp(argv[i], "e4m3") == 0;
+        home = home || strcmp(argv[i], "home") == 0;
         if (strcmp(argv[i], "budgets") == 0)
             nbudgets = BUDGETS;
         if (strncmp(argv[i], "from=", 5) == 0)
@@ -367,9 +369,17 @@ int main(int argc, char **argv) {
             j.c.overflow = EPO_OVERFLOW_ERROR;
             j.c.pad = false;
         }
-        j.dispatcher = wire || nodes > 1 || i / 2 % 2 ? EPO_DISPATCH_FLEX : EPO_DISPATCH_ALLTOALL;
+        if (home) { /* what the products' one operation covers */
+            j.c.type = i % 2 ? EPO_BF16 : EPO_F16;
+            j.c.wgrad_type = i / 2 % 2 ? j.c.type : EPO_F32;
+            j.c.hidden = (j.c.hidden + 15) / 16 * 16;
+            j.c.ffn = (j.c.ffn + 15) / 16 * 16;
+            j.c.pad = false;
+        }
+        j.dispatcher =
+            wire || home || nodes > 1 || i / 2 % 2 ? EPO_DISPATCH_FLEX : EPO_DISPATCH_ALLTOALL;
         /* Rows by stores as their size has it, or all by copy engines. */
-        if (i % 2)
+        if (i % 2 && !home)
             setenv("EP_OVERLAP_CUDA_SMALL", "0", 1);
         else
             unsetenv("EP_OVERLAP_CUDA_SMALL");

@@ -15,7 +15,7 @@
 #   threads   25 s   layers, ranks as threads, all arms bit for bit    1 GPU or more
 #   budgets   15 s   the same on all SMs, on 100 and on 32             1 GPU or more
 #   near      20 s   the same for flex, own rows expanded beside the others' way however
-#                    few they are                                    1 GPU or more
+#                    few they are, and rows that go home one by one  1 GPU or more
 #   graph    100 s   plan, forward and backward in a CUDA graph, in up to 4 chunks, replayed (EPO_GRAPH:
 #                    some of its commands, as "threads-flex e4m3")
 #                                                                      1 GPU or more
@@ -433,7 +433,11 @@ phase_run() { # PHASE
             run near2 90 "$build/layer" threads 2 "$cases" ${seed:+"$seed"}
             run near4 90 "$build/layer" threads 4 "$((cases / 2))" ${seed:+"$seed"}
             run near2p 90 "$build/layer" processes 2 "$((cases / 2))" ${seed:+"$seed"}
-            unset EP_OVERLAP_CUDA_NEAR
+            export EP_OVERLAP_CUDA_FLEX_HOME=1 # else as it is measured
+            run home2 90 "$build/layer" threads 2 "$cases" "${seed:-0x71}" 9 home
+            run home4 90 "$build/layer" threads 4 "$((cases / 2))" "${seed:-0x72}" 2 home
+            run home2p 90 "$build/layer" processes 2 "$((cases / 2))" "${seed:-0x73}" 2 home
+            unset EP_OVERLAP_CUDA_NEAR EP_OVERLAP_CUDA_FLEX_HOME
             ;;
         processes)
             run processes 90 "$build/layer" processes 2 "$cases" ${seed:+"$seed"}

@@ -59,6 +59,7 @@ typedef struct setting {
     epo_switch overlap, delay;
     int chunks;
     bool chain, pairs;                    /* pairs: over NCCL */
+    bool home;                            /* flex's forward rows go home one by one */
     long forward[KINDS], backward[KINDS]; /* at most */
 } setting;
 
@@ -237,6 +238,7 @@ static void run(const setting *s, member *m) {
     epo_world *world = cuda_ranks_world(engine, RANKS, s->chain, s->pairs);
     for (int r = 0; r < RANKS; r++)
         m[r] = (member){.rank = r, .s = s, .world = world};
+    setenv("EP_OVERLAP_CUDA_FLEX_HOME", s->home ? "1" : "0", 1); /* else measured: more calls */
     cuda_ranks_run(engine, world, RANKS, member_main, m, sizeof *m);
     for (int r = 0; r < RANKS; r++) {
         if (!m[r].ok)
@@ -257,6 +259,7 @@ static const setting settings[] = {
      1,
      true,
      false,
+     false,
      {7, 6, 8, 6, 0, 26, 0, 0, 1},
      {15, 8, 10, 6, 0, 44, 0, 0, 1}},
     {"alltoall, 8 chunks",
@@ -265,6 +268,7 @@ static const setting settings[] = {
      EPO_OFF,
      8,
      true,
+     false,
      false,
      {6, 6, 10, 6, 0, 29, 0, 0, 1},
      {13, 11, 14, 6, 0, 56, 0, 0, 1}},
@@ -275,6 +279,7 @@ static const setting settings[] = {
      8,
      true,
      false,
+     false,
      {6, 6, 10, 6, 0, 29, 0, 0, 1},
      {7, 6, 10, 6, 0, 29, 0, 0, 1}},
     {"alltoall, 8 chunks, no chain",
@@ -282,6 +287,7 @@ static const setting settings[] = {
      EPO_ON,
      EPO_OFF,
      8,
+     false,
      false,
      false,
      {43, 20, 17, 13, 0, 167, 0, 0, 1},
@@ -293,6 +299,7 @@ static const setting settings[] = {
      1,
      true,
      false,
+     false,
      {8, 7, 7, 7, 0, 25, 0, 0, 1},
      {17, 9, 8, 7, 0, 47, 0, 0, 1}},
     {"flex, 1 chunk",
@@ -302,7 +309,18 @@ static const setting settings[] = {
      1,
      true,
      false,
+     false,
      {8, 7, 6, 7, 0, 25, 0, 0, 1},
+     {17, 10, 10, 7, 0, 48, 0, 0, 1}},
+    {"flex, 1 chunk, rows go home one by one",
+     EPO_DISPATCH_FLEX,
+     EPO_ON,
+     EPO_OFF,
+     1,
+     true,
+     false,
+     true,
+     {5, 5, 6, 6, 0, 21, 0, 0, 1},
      {17, 10, 10, 7, 0, 48, 0, 0, 1}},
     {"flex, 4 chunks",
      EPO_DISPATCH_FLEX,
@@ -310,6 +328,7 @@ static const setting settings[] = {
      EPO_OFF,
      4,
      true,
+     false,
      false,
      {11, 13, 12, 14, 0, 38, 0, 0, 1},
      {19, 16, 14, 14, 0, 61, 0, 0, 1}},
@@ -321,6 +340,7 @@ static const setting settings[] = {
      8,
      true,
      true,
+     false,
      {12, 47, 17, 24, 0, 42, 96, 0, 17},
      {18, 50, 18, 24, 0, 62, 128, 0, 17}},
 #endif

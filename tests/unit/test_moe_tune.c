@@ -40,6 +40,7 @@ static bool fake_between(epo_backend *be, epo_event *from, epo_event *to, double
 
 static epo_backend_info info;
 static double engines_take = 1; /* of the time by stores */
+static double home_takes = 1;   /* of a forward's time with sums on their way */
 static const epo_backend_info *fake_info(const epo_backend *be) {
     (void)be;
     return &info;
@@ -54,6 +55,13 @@ typedef struct world {
 static epo_dispatcher dispatcher;
 static double (*backward)(int rank, int chunks); /* NULL: there are no such passes */
 static epo_way way;                              /* of the last plan */
+static bool singly;                              /* do its rows go home one by one? */
+static int given = 4;                            /* chunks of buffers */
+
+static epo_status no_chain(epo_queue *queue, const epo_chain *chain, const epo_deps *deps) {
+    (void)queue, (void)chain, (void)deps;
+    return EPO_OK;
+}
 
 static void world_open(world *w, int local, bool free_choice) {
     memset(w, 0, sizeof *w);
@@ -61,6 +69,7 @@ static void world_open(world *w, int local, bool free_choice) {
     blind = false;
     w->ops.info = fake_info;
     w->ops.mark = fake_mark;
+    w->ops.chain = no_chain;
     w->ops.between = fake_between;
     for (int r = 0; r < RANKS; r++) {
         epo_buffer *b = &w->buffer[r];
@@ -69,10 +78,11 @@ static void world_open(world *w, int local, bool free_choice) {
         b->group = &w->group[r];
         b->experts = local * RANKS;
         b->local = local;
+        b->peers.count = RANKS;
         b->hidden = 2048;
         b->top_k = 8;
         b->row_bytes = 4096;
-        b->chunks = 4;
+        b->chunks = given;
         b->dispatcher = dispatcher;
         moe_tune_open(b, free_choice);
     }
@@ -96,7 +106,8 @@ static int plan_and_pass(world *w, int tokens, double (*seconds)(int rank, int c
         moe_tune_learn(&w->buffer[r], slowest);
         moe_tune_choose(&plan, tokens);
         moe_tune_start(&plan, MOE_TUNE_FORWARD);
-        clock_s += seconds(r, plan.chunks) * (plan.way == EPO_WAY_ENGINES ? engines_take : 1);
+        clock_s += seconds(r, plan.chunks) * (plan.way == EPO_WAY_ENGINES ? engines_take : 1) *
+                   (plan.singly ? home_takes : 1);
         moe_tune_stop(&plan, MOE_TUNE_FORWARD);
         if (backward != NULL) {
             moe_tune_start(&plan, MOE_TUNE_BACKWARD);
@@ -105,8 +116,9 @@ static int plan_and_pass(world *w, int tokens, double (*seconds)(int rank, int c
         }
         chunks[r] = plan.chunks;
         CU_ASSERT_EQUAL(chunks[r], chunks[0]);
-        CU_ASSERT(r == 0 || plan.way == way);
+        CU_ASSERT(r == 0 || (plan.way == way && plan.singly == singly));
         way = plan.way;
+        singly = plan.singly;
     }
     return chunks[0];
 }
@@ -425,7 +437,7 @@ static void test_file_told(void) {
     close(fd);
     settle_told(path, told, sizeof told);
     CU_ASSERT_PTR_NOT_NULL(strstr(told, path));
-    CU_ASSERT_PTR_NOT_NULL(strstr(told, "LOG2_TOKENS CHUNKS [engines]': 2\n"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(told, "LOG2_TOKENS CHUNKS [engines|home]': 2\n"));
     unlink(path);
     settle_told(path, told, sizeof told); /* it is made */
     CU_ASSERT_STRING_EQUAL(told, "");
@@ -468,6 +480,87 @@ static void test_too_many_chunks(void) {
     CU_ASSERT_EQUAL(moe_buffer_bytes(&w.group[0], &c, &bytes), EPO_E_ARG);
     info.window_flags = info.nodes = 0;
     info.engine = NULL;
+}
+
+static double a_second(int rank, int chunks) {
+    (void)rank, (void)chunks;
+    return 1.0;
+}
+static double any_time(int rank, int chunks) {
+    static double s;
+    (void)rank, (void)chunks;
+    return s = s > 50 ? 1 : 1.7 * s + 1;
+}
+
+/* Do rows go home one by one, in the end, where that takes `takes` of the time? */
+static bool home_of(world *w, int tokens, double takes) {
+    world_open(w, 64, true);
+    home_takes = takes;
+    const int chunks = settle(w, tokens, a_second);
+    home_takes = 1;
+    CU_ASSERT_EQUAL(chunks, given);
+    return singly;
+}
+
+/* Whether rows go home one by one is measured where they could: flex in one chunk.  Backward
+ * passes are the same and do not count. */
+static void test_home(void) {
+    world w;
+    info = (epo_backend_info){.home = 16};
+    dispatcher = EPO_DISPATCH_FLEX;
+    given = 1;
+    backward = any_time;
+    CU_ASSERT(home_of(&w, 4096, 0.95));
+    CU_ASSERT(home_of(&w, 4096, 0.985));
+    CU_ASSERT(home_of(&w, 1, 0.95));
+    CU_ASSERT_FALSE(home_of(&w, 4096, 0.993)); /* not worth it */
+    CU_ASSERT_FALSE(home_of(&w, 4096, 1.05));
+    CU_ASSERT(marks_used > 0);
+    given = 2;
+    CU_ASSERT_FALSE(home_of(&w, 4096, 0.5));
+    given = 1;
+    info.home = 3; /* does not divide the row */
+    CU_ASSERT_FALSE(home_of(&w, 4096, 0.5));
+    CU_ASSERT_EQUAL(marks_used, 0);
+    info.home = 16;
+    info.home_asked = true;
+    CU_ASSERT(home_of(&w, 4096, 2));
+    CU_ASSERT_EQUAL(marks_used, 0);
+    backward = NULL;
+    given = 4;
+    dispatcher = EPO_DISPATCH_ALLTOALL;
+    info = (epo_backend_info){0};
+}
+
+/* A file's answer is not measured again. */
+static void test_home_file(void) {
+    char path[] = "/tmp/epo_chunks_XXXXXX", line[128] = "";
+    world w;
+    int fd = mkstemp(path);
+    CU_ASSERT_FATAL(fd >= 0);
+    close(fd);
+    info = (epo_backend_info){.home = 16};
+    dispatcher = EPO_DISPATCH_FLEX;
+    given = 1;
+    setenv("EP_OVERLAP_CHUNKS_FILE", path, 1);
+    CU_ASSERT(home_of(&w, 4096, 0.9));
+    FILE *f = fopen(path, "r+");
+    CU_ASSERT_PTR_NOT_NULL_FATAL(f);
+    CU_ASSERT_PTR_NOT_NULL(fgets(line, sizeof line, f));
+    CU_ASSERT_STRING_EQUAL(line, "flex 3 192 2048 8 12 1 home\n");
+    CU_ASSERT_PTR_NULL(fgets(line, sizeof line, f));
+    fputs("flex 3 192 2048 8 13 4\n", f); /* of another number of chunks: no answer */
+    fputs("flex 3 192 2048 8 14 1\n", f);
+    fclose(f);
+    CU_ASSERT(home_of(&w, 4096, 2));
+    CU_ASSERT_FALSE(home_of(&w, 16384, 0.5));
+    CU_ASSERT_EQUAL(marks_used, 0);
+    CU_ASSERT(home_of(&w, 8192, 0.5));
+    unsetenv("EP_OVERLAP_CHUNKS_FILE");
+    unlink(path);
+    given = 4;
+    dispatcher = EPO_DISPATCH_ALLTOALL;
+    info = (epo_backend_info){0};
 }
 
 /* What is taken where nobody says and nothing is measured. */
@@ -566,6 +659,8 @@ int main(void) {
         {"the way behind the number", test_ways},
         {"the way alone", test_ways_alone},
         {"a file's way", test_ways_file},
+        {"rows that go home one by one", test_home},
+        {"a file's answer for these", test_home_file},
         {"where nothing is measured", test_unmeasured},
         {"flex beside own rows, by size", test_near},
         CU_TEST_INFO_NULL,

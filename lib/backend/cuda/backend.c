@@ -194,6 +194,17 @@ static epo_status sums_choose(epo_backend *be) {
     return status;
 }
 
+/* flex's rows home one by one: by the chain that stores them, on the ranks of a node. */
+static epo_status home_choose(epo_backend *be, epo_backend_info *to) {
+    bool on = false, asked = false;
+    epo_status status = switch_read("EP_OVERLAP_CUDA_FLEX_HOME", &on, &asked);
+    const bool able =
+        be->one_sided && be->info.nodes == 1 && be->bulk && be->direct && be->grouped && be->chains;
+    to->home = on && able ? 16 : 0;
+    to->home_asked = asked;
+    return status;
+}
+
 static epo_status gemm_choose(epo_backend *be) {
     epo_status status = switch_read("EP_OVERLAP_CUDA_CHAIN", &be->chains, &be->chains_asked);
     if (status == EPO_OK)
@@ -276,6 +287,7 @@ static epo_status backend_refuse(const epo_backend_config *given) {
 
 static epo_status backend_open(const epo_backend_config *config, epo_backend **out) {
     char why[160] = "";
+    epo_backend_info chosen = {0};
     epo_backend *be = calloc(1, sizeof *be);
     if (be == NULL || config->wrong != EPO_OK) {
         free(be);
@@ -305,7 +317,8 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
         (status = waits_choose(be)) != EPO_OK || (status = gemm_choose(be)) != EPO_OK ||
         (status = sums_choose(be)) != EPO_OK || (status = copies_choose(be)) != EPO_OK ||
         (status = way_choose(be)) != EPO_OK ||
-        (status = reach_choose(be, config->overlap, why, sizeof why)) != EPO_OK) {
+        (status = reach_choose(be, config->overlap, why, sizeof why)) != EPO_OK ||
+        (status = home_choose(be, &chosen)) != EPO_OK) {
         char text[EPO_ERROR_MAX]; /* the peers need not wait for this rank */
         snprintf(text, sizeof text, "%s", epo_fail_text());
         gpu_meet_abort(be->meet, status, text);
@@ -332,6 +345,8 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
         .window_flags = GPU_FLAGS,
         .sums = be->one_sided && be->sums,
         .few = be->one_sided && be->sums && !be->pack,
+        .home = chosen.home,
+        .home_asked = chosen.home_asked,
         .ways = be->one_sided ? be->ways : 0,
         .types = 1U << EPO_F32 | 1U << EPO_BF16 | 1U << EPO_F16,
     };
@@ -417,7 +432,10 @@ static epo_status op_reduce(epo_queue *q, const epo_rows_reduce *r, const epo_de
     epo_status status;
     if (!gpu_op_begin(q, deps, &status))
         return status;
-    GPU_TRY(q->be, deps->name, gpu_kernel_reduce(q->stream, q->be->sms, r, late_of(q, deps)));
+    if (r->home != NULL)
+        GPU_TRY(q->be, deps->name, gpu_kernel_home(q->stream, q->be->sms, r, late_of(q, deps)));
+    else
+        GPU_TRY(q->be, deps->name, gpu_kernel_reduce(q->stream, q->be->sms, r, late_of(q, deps)));
     return gpu_op_end(q, deps);
 }
 

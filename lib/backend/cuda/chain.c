@@ -211,7 +211,9 @@ static void chains_judge(epo_backend *be) {
 }
 
 bool gpu_chain_covers(epo_backend *be, const epo_chain *c) {
-    if (!be->grouped || !be->chains || be->words == NULL || c->parts < 1 ||
+    /* What is judged is how chains wait: one of a single part has all rows before it begins. */
+    const bool chains = be->chains || (c->parts == 1 && be->info.home);
+    if (!be->grouped || !chains || be->words == NULL || c->parts < 1 ||
         c->parts > EPO_CHAIN_PARTS || c->first.act == NULL || c->first.kind == EPO_GEMM_WGRAD)
         return false;
     if (c->direct != NULL &&
@@ -339,6 +341,14 @@ static epo_status parts_signal(epo_queue *q, const epo_chain *c, const epo_gg_ch
     return EPO_OK;
 }
 
+/* Nothing is waited for but what stands before on the queue. */
+static bool at_once(const epo_chain *c) {
+    for (int i = 0; i < c->parts; i++)
+        if (c->part[i].ready != NULL)
+            return false;
+    return true;
+}
+
 static epo_status chain_begin(epo_queue *q, const epo_chain *c, epo_gg_chain *gg,
                               const epo_deps *deps, int flags) {
     const char *phase = deps->name;
@@ -351,11 +361,13 @@ static epo_status chain_begin(epo_queue *q, const epo_chain *c, epo_gg_chain *gg
     gg->workspace_bytes = q->workspace_bytes;
     gg->counter = counter_of(c);
     gg->done_counter = gg->counter != NULL ? q->be->chain_uses : NULL;
-    if (status == EPO_OK)
-        status = epo_gg_chain_prepare(gg, q->stream);
+    const epo_ready *first = deps->wait + deps->nwait - flags;
+    if (status != EPO_OK || at_once(c))
+        return status == EPO_OK ? parts_wait(q, c, gg, first, flags) : status;
+    status = epo_gg_chain_prepare(gg, q->stream);
     if (status != EPO_OK)
         return status;
-    status = parts_wait(q, c, gg, deps->wait + deps->nwait - flags, flags);
+    status = parts_wait(q, c, gg, first, flags);
     if (status != EPO_OK)
         return status;
     /* The second launch does not wait for the first part's rows itself either. */
@@ -443,11 +455,19 @@ static epo_status chain_end(epo_queue *q, const epo_chain *c, epo_gg_chain *gg, 
     return status == EPO_OK ? epo_gg_chain_run(gg, q->stream) : status;
 }
 
+/* Does the kernel look at flags?  Else one launch does it all. */
+static bool looks(const epo_gg_chain *gg) {
+    for (int i = 0; i < gg->parts; i++)
+        if (gg->part[i].flag != NULL)
+            return true;
+    return false;
+}
+
 static epo_status chain_run(epo_queue *q, const epo_chain *c, epo_gg_chain *gg, const char *phase) {
     epo_backend *be = q->be;
     const int sms = be->gemm_sms != 0 ? be->gemm_sms : be->sms;
     const int lent = no_pairs(be) ? LENT_BLOCKS : be->lend_sms;
-    const bool waits = be->wait_mode != GPU_WAIT_HOST;
+    const bool waits = be->wait_mode != GPU_WAIT_HOST && looks(gg);
     const bool lends = waits && (c->lent != NULL || !no_pairs(be));
     gg->first.sms = !lends ? sms : sms > 2 * lent ? sms - lent : sms / 2;
     gg->patience_ns = PATIENCE_NS;
@@ -457,7 +477,8 @@ static epo_status chain_run(epo_queue *q, const epo_chain *c, epo_gg_chain *gg, 
         gg->left_value = be->words->last;
         chains_judge(be);
     }
-    epo_status status = epo_gg_chain_run(gg, q->stream);
+    epo_status status =
+        at_once(c) ? epo_gg_chain_launch(gg, q->stream) : epo_gg_chain_run(gg, q->stream);
     return status == EPO_OK && waits ? chain_end(q, c, gg, phase) : status;
 }
 

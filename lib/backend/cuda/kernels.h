@@ -59,6 +59,9 @@ cudaError_t gpu_kernel_wire_pack(cudaStream_t stream, int sms, const epo_wire_pa
 cudaError_t gpu_kernel_wire_gather(cudaStream_t stream, int sms, const epo_rows_gather *g);
 cudaError_t gpu_kernel_reduce(cudaStream_t stream, int sms, const epo_rows_reduce *r,
                               const uint32_t *late);
+/* flex_home.cu: where r->home is given. */
+cudaError_t gpu_kernel_home(cudaStream_t stream, int sms, const epo_rows_reduce *r,
+                            const uint32_t *late);
 cudaError_t gpu_kernel_poison(cudaStream_t stream, const uint32_t *late, void *ptr, uint64_t bytes,
                               void *ptr2, uint64_t bytes2);
 cudaError_t gpu_kernel_swiglu(cudaStream_t stream, const epo_swiglu *s);

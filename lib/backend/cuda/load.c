@@ -47,6 +47,7 @@ epo_status gpu_kernels_load(epo_backend *be) {
         gpu_any_flex_plan(),
         gpu_any_flex_segments(),
         gpu_any_flex_fp8(),
+        gpu_any_flex_home(),
         gg_prepare_kernel(),
         gg_sm90_kernel_bf16(EPO_GG_WGRAD, EPO_GG_PLAIN, 256).function,
         gg_sm90_kernel_f16(EPO_GG_WGRAD, EPO_GG_PLAIN, 256).function,

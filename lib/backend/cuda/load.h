@@ -14,6 +14,7 @@ const void *gpu_any_routes(void);
 const void *gpu_any_flex_plan(void);
 const void *gpu_any_flex_segments(void);
 const void *gpu_any_flex_fp8(void);
+const void *gpu_any_flex_home(void);
 
 #ifdef __cplusplus
 }
