@@ -131,6 +131,7 @@ echo "$state" >"$out/state"
 cuda=${CUDA:-/usr/local/cuda}
 export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32}
 export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0} PYTHONUNBUFFERED=1
+export EPO_TEST_WHERE=${EPO_TEST_WHERE:-12} # ranks that stand so long print their stacks (where.h)
 export LD_LIBRARY_PATH=$cuda/lib64:${LD_LIBRARY_PATH:-}
 start=$SECONDS
 until=$((start + left)) phase_until=$((start + left))
