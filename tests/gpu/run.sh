@@ -449,8 +449,8 @@ phase_run() { # PHASE
         nccl)
             for ranks in 2 4 8; do
                 if [ "$ranks" -le 4 ] || [ "$gpus" -ge "$ranks" ]; then
-                    # Each arm makes a communicator, which takes a second.
-                    EP_OVERLAP_CUDA_PEER=0 run "nccl$ranks" 40 "$build/layer" processes "$ranks" "$((cases / 3))" "${seed:-$RANDOM}" 4
+                    # Each arm makes a communicator, which takes a second, and more over sockets.
+                    EP_OVERLAP_CUDA_PEER=0 run "nccl$ranks" 40 "$build/layer" processes "$ranks" "$((cases / 3))" "${seed:-$RANDOM}" $((ranks > 2 ? 2 : 4))
                 fi
             done
             late_nccl
