@@ -175,9 +175,10 @@ static void hear_all(job *j, double until) {
         agree_pair *p = channel_in(j->ch, i);
         if (w->receives)
             w->receives = agree_taken(p, j->messages[w->recv].number, until);
-        if (w->offered && !w->receives &&
-            why_refused(p, j->messages[w->recv].number) == FALLBACK_UNREACHED)
-            pieces_unreached(j->ch, i, w->mine.id);
+        if (!w->offered || (w->mine.id & PIECES_ID) == 0)
+            continue;
+        if (w->receives || why_refused(p, j->messages[w->recv].number) == FALLBACK_UNREACHED)
+            pieces_heard(j->ch, i, w->mine.id, w->receives);
     }
 }
 
@@ -426,6 +427,7 @@ static ncclResult_t exchange(job *j, bool *beside) {
         return r;
     }
     const bool relaxed = ch->cu->capture_mode(&mode) == 0;
+    ch->round++;
     if (!j->captured && tidy_due(ch)) {
         tidy(ch, agree_now());
     }

@@ -15,7 +15,10 @@
 
 #include "preload/intercept/agree.h"
 
-#define CHANNEL_REACH 256 /* allocations of one peer's, or of ours, that are remembered */
+/* Allocations of one peer's, or of ours, that are remembered. */
+#ifndef CHANNEL_REACH
+#define CHANNEL_REACH 256
+#endif
 /* A peer's memory is given back when nothing of ours is on its way; in a program whose GPU always
  * has something, whose ranks then come to what it waits for, after this many seconds. */
 #ifndef CHANNEL_FORCE_S
@@ -34,6 +37,8 @@ typedef struct reach_entry {
     bool usable;
     unsigned used;      /* when it was wanted last */
     bool mapped;        /* a peer's stretch */
+    bool leaving;       /* given back when the last exchange has ended */
+    unsigned round;     /* of the exchange that it was used in last */
     reach_piece *piece; /* of our stretch; NULL: an allocation */
     uint32_t count;
     int kind;        /* of its handles */
@@ -98,6 +103,7 @@ struct channel {
     reach_table offered;
     int hand;           /* socket for pieces of memory; -1: none */
     uint64_t stretches; /* of ours so far */
+    unsigned round;     /* exchanges so far */
 };
 
 /* One line on standard error, and the result for NCCL's caller. */
@@ -111,7 +117,9 @@ int channel_index(const channel *ch, int rank);
 void channel_enlist(channel *ch);
 /* Whether something of its own is on its way.  In the channel's context. */
 bool channel_is_busy(const channel *ch);
-/* Whether nothing of ours is on its way in the channel's context, or nothing was given back for
+/* Whether nothing of ours is on its way in the channel's context. */
+bool channel_is_quiet(const channel *ch);
+/* The same, or nothing was given back for
  * CHANNEL_FORCE_S. */
 bool channel_may_give_back(const channel *ch);
 /* Something of ours will not end: the latter does not count any more. */
@@ -132,7 +140,7 @@ cu_pointer reach_open(channel *ch, int peer, const agree_offer *offer);
 /* Tells peers what of ours was freed and, if it may, gives back what they told us. */
 void reach_tidy(channel *ch, bool may);
 void reach_close(channel *ch);
-/* Takes the entry into what the peer has opened here. */
+/* Takes a stretch into what of the peer is open here, or gives it back at once. */
 void reach_keep(channel *ch, int peer, const reach_entry *e);
 bool reach_has_room(const channel *ch, int peer);
 
@@ -148,8 +156,8 @@ reach_entry *pieces_known(channel *ch, cu_pointer target, uint64_t bytes);
 bool pieces_look(channel *ch, cu_pointer target, uint64_t bytes, reach_entry *e);
 /* The peer has got its handles; else why not. */
 fallback pieces_offer(channel *ch, int peer, reach_entry *e);
-/* It has lost or could not use them. */
-void pieces_unreached(channel *ch, int peer, uint64_t id);
+/* It wrote there, or has lost or could not use them. */
+void pieces_heard(channel *ch, int peer, uint64_t id, bool reached);
 bool pieces_gone(const channel *ch, const reach_entry *e);
 /* Maps what peers have handed over. */
 void pieces_hear(channel *ch);

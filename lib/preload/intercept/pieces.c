@@ -14,11 +14,10 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #define AROUND 16   /* pieces before a message and behind it that come along */
-#define HAND_MOST 3 /* times that a peer is given one stretch */
+#define HAND_MOST 3 /* times that a peer is given a stretch which it does not reach */
 #define FABRIC_BYTES 64
 
 struct reach_piece {
@@ -215,10 +214,14 @@ fallback pieces_offer(channel *ch, int peer, reach_entry *e) {
     return FALLBACK_NONE;
 }
 
-void pieces_unreached(channel *ch, int peer, uint64_t id) {
-    for (int i = 0; i < CHANNEL_REACH; i++)
-        if (ch->offered.entry[i].id == id)
-            ch->offered.entry[i].handed &= ~(1u << peer);
+void pieces_heard(channel *ch, int peer, uint64_t id, bool reached) {
+    for (int i = 0; i < CHANNEL_REACH; i++) {
+        reach_entry *e = &ch->offered.entry[i];
+        if (e->id == id && reached)
+            e->tries[peer] = 0; /* (it may have to give the mapping back some day) */
+        else if (e->id == id)
+            e->handed &= ~(1u << peer);
+    }
 }
 
 /* ---- theirs ---- */
@@ -266,13 +269,9 @@ static bool map(const channel *ch, const hand_stretch *s, char *handles, reach_e
     return false;
 }
 
-/* Other than for memory of CUDA IPC, the driver does not wait for the copies that use it. */
+/* Other than with memory of CUDA IPC, the driver does not wait for the copies that use it, so
+ * whoever gives back what may have some does. */
 void pieces_forget(const channel *ch, const reach_entry *e) {
-    const struct timespec nap = {0, 100000};
-    while (channel_is_busy(ch) && !atomic_load(&ch->lost))
-        nanosleep(&nap, NULL);
-    if (atomic_load(&ch->lost))
-        return;
     (void)ch->cu->piece_unmap(e->base, e->size);
     (void)ch->cu->range_free(e->base, e->size);
 }

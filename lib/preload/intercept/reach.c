@@ -13,8 +13,11 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define REACH_MOST (UINT64_C(64) << 30) /* of one peer's memory, open at once */
+
+#define LEAVE_LIMIT_S 1.0
 
 /* NULL: not there. */
 static reach_entry *entry_of(reach_table *t, uint64_t id) {
@@ -52,11 +55,22 @@ static void look_at(const channel *ch, cu_pointer target, reach_entry *e) {
     e->size = size;
 }
 
+/* Peers that have it open are told that nothing comes of it any more. */
+static void entry_drop(channel *ch, reach_entry *e) {
+    agree_gone *gone = &ch->agree.room->gone[ch->agree.me];
+    if (e->usable) {
+        const unsigned n = atomic_load(&gone->count);
+        atomic_store(&gone->id[n % AGREE_GONE], e->id);
+        atomic_store(&gone->count, n + 1);
+    }
+    free(e->piece);
+    memset(e, 0, sizeof *e);
+}
+
 /* A new one: an allocation, or a stretch of pieces. */
 static reach_entry *entry_new(channel *ch, cu_pointer target, uint64_t bytes, uint64_t id) {
     reach_entry *e = entry_spare(&ch->offered);
-    free(e->piece);
-    memset(e, 0, sizeof *e);
+    entry_drop(ch, e);
     look_at(ch, target, e);
     e->id = id;
     if (!e->usable)
@@ -89,18 +103,10 @@ static bool is_gone(const channel *ch, const reach_entry *e) {
 
 /* What was freed since: another number at its place, or none. */
 static void tell_gone(channel *ch) {
-    agree_gone *gone = &ch->agree.room->gone[ch->agree.me];
     for (int i = 0; i < CHANNEL_REACH; i++) {
         reach_entry *e = &ch->offered.entry[i];
-        if (e->id == 0 || !is_gone(ch, e))
-            continue;
-        const unsigned n = atomic_load(&gone->count);
-        if (e->usable) {
-            atomic_store(&gone->id[n % AGREE_GONE], e->id);
-            atomic_store(&gone->count, n + 1);
-        }
-        free(e->piece);
-        memset(e, 0, sizeof *e);
+        if (e->id != 0 && is_gone(ch, e))
+            entry_drop(ch, e);
     }
 }
 
@@ -117,44 +123,75 @@ static void forget(channel *ch, reach_table *t, reach_entry *e) {
     memset(e, 0, sizeof *e);
 }
 
+/* One for something new.  NULL: all are in use, and to give one back the driver may wait for what
+ * waits for peers, which may wait for this thread. */
+static reach_entry *entry_room(channel *ch, reach_table *t) {
+    reach_entry *e = entry_spare(t);
+    if (e->usable && (e->round == ch->round || !channel_is_quiet(ch)))
+        return NULL;
+    forget(ch, t, e);
+    return e;
+}
+
 bool reach_has_room(const channel *ch, int peer) {
     return ch->peer[peer].opened->bytes <= REACH_MOST;
 }
 
 void reach_keep(channel *ch, int peer, const reach_entry *given) {
     reach_table *t = ch->peer[peer].opened;
-    reach_entry *e = entry_of(t, given->id);
-    if (e == NULL)
-        e = entry_spare(t);
-    forget(ch, t, e);
+    reach_entry *known = entry_of(t, given->id);
+    reach_entry *e = known == NULL ? entry_room(ch, t) : known->usable ? NULL : known;
+    if (e == NULL) {
+        if (given->usable)
+            pieces_forget(ch, given);
+        return;
+    }
     *e = *given;
     e->used = ++t->now;
     t->bytes += e->usable ? e->size : 0;
 }
 
-cu_pointer reach_open(channel *ch, int peer, const agree_offer *offer) {
+/* The peer's allocation, opened now where it is not yet; NULL: it cannot be. */
+static reach_entry *open_one(channel *ch, int peer, const agree_offer *offer) {
     reach_table *t = ch->peer[peer].opened;
-    reach_entry *e = entry_of(t, offer->id);
-    if ((offer->id & PIECES_ID) != 0) {
-        if (e == NULL || !e->usable)
-            pieces_hear(ch);
-        e = entry_of(t, offer->id);
-        return e != NULL && e->usable && offer->size == e->size
-                   ? e->base + (cu_pointer)offer->offset
-                   : 0;
-    }
-    if (e == NULL) {
-        if (!reach_has_room(ch, peer))
-            return 0;
-        e = entry_spare(t);
+    reach_entry *e = reach_has_room(ch, peer) ? entry_room(ch, t) : NULL;
+    if (e == NULL)
+        return NULL;
+    e->id = offer->id;
+    e->used = ++t->now;
+    e->size = offer->size;
+    e->usable = ch->cu->ipc_open(&e->base, offer->handle, CU_IPC_LAZY_PEER) == 0;
+    t->bytes += e->usable ? e->size : 0;
+    return e;
+}
+
+/* The peer's stretch, which it has handed over before. */
+static reach_entry *open_stretch(channel *ch, int peer, const agree_offer *offer) {
+    pieces_hear(ch);
+    reach_entry *e = entry_of(ch->peer[peer].opened, offer->id);
+    return e != NULL && offer->size == e->size ? e : NULL;
+}
+
+cu_pointer reach_open(channel *ch, int peer, const agree_offer *offer) {
+    const bool stretch = (offer->id & PIECES_ID) != 0;
+    reach_entry *e = entry_of(ch->peer[peer].opened, offer->id);
+    if (e == NULL || (stretch && !e->usable))
+        e = stretch ? open_stretch(ch, peer, offer) : open_one(ch, peer, offer);
+    if (e == NULL || !e->usable)
+        return 0;
+    e->round = ch->round;
+    return e->base + (cu_pointer)offer->offset;
+}
+
+/* ---- giving back ---- */
+
+/* The driver does not wait for copies that use a stretch, as it does for what CUDA IPC has opened.
+ */
+static void leave(channel *ch, reach_table *t, reach_entry *e) {
+    if (e->usable && e->mapped)
+        e->leaving = true;
+    else
         forget(ch, t, e);
-        e->id = offer->id;
-        e->used = ++t->now;
-        e->size = offer->size;
-        e->usable = ch->cu->ipc_open(&e->base, offer->handle, CU_IPC_LAZY_PEER) == 0;
-        t->bytes += e->usable ? e->size : 0;
-    }
-    return e->usable ? e->base + (cu_pointer)offer->offset : 0;
 }
 
 static void take_gone(channel *ch, int peer) {
@@ -163,13 +200,34 @@ static void take_gone(channel *ch, int peer) {
     const unsigned count = atomic_load(&gone->count);
     const bool missed = count - p->gone > AGREE_GONE; /* then all go */
     for (int i = 0; i < CHANNEL_REACH && missed; i++)
-        forget(ch, p->opened, &p->opened->entry[i]);
+        leave(ch, p->opened, &p->opened->entry[i]);
     for (; p->gone != count && !missed; p->gone++) {
         reach_entry *e = entry_of(p->opened, atomic_load(&gone->id[p->gone % AGREE_GONE]));
         if (e != NULL && e->id != 0)
-            forget(ch, p->opened, e);
+            leave(ch, p->opened, e);
     }
     p->gone = count;
+}
+
+static bool any_leaving(const channel *ch) {
+    for (int i = 0; i < ch->count; i++)
+        for (int k = 0; channel_has(ch, i) && k < CHANNEL_REACH; k++)
+            if (ch->peer[i].opened->entry[k].leaving)
+                return true;
+    return false;
+}
+
+/* Whether the last exchange has ended.  `force`: in a program whose GPU is always behind, it is
+ * waited for: not for long, as it may wait for what this thread is to do. */
+static bool has_ended(const channel *ch, bool force) {
+    const struct timespec nap = {0, 100000};
+    const double until = agree_now() + (force ? LEAVE_LIMIT_S : 0);
+    while (channel_is_busy(ch)) {
+        if (agree_now() >= until)
+            return false;
+        nanosleep(&nap, NULL);
+    }
+    return true;
 }
 
 void reach_tidy(channel *ch, bool may) {
@@ -179,6 +237,12 @@ void reach_tidy(channel *ch, bool may) {
     for (int i = 0; may && i < ch->count; i++)
         if (channel_has(ch, i))
             take_gone(ch, i);
+    if (!any_leaving(ch) || !has_ended(ch, may))
+        return;
+    for (int i = 0; i < ch->count; i++)
+        for (int k = 0; channel_has(ch, i) && k < CHANNEL_REACH; k++)
+            if (ch->peer[i].opened->entry[k].leaving)
+                forget(ch, ch->peer[i].opened, &ch->peer[i].opened->entry[k]);
 }
 
 void reach_close(channel *ch) {

@@ -64,8 +64,7 @@ bool channel_is_busy(const channel *ch) {
     return r == CU_NOT_READY || (r == 0 && atomic_load(&ch->lost));
 }
 
-/* Whether nothing of ours is on its way in the channel's context. */
-static bool is_quiet(const channel *ch) {
+bool channel_is_quiet(const channel *ch) {
     int mode = CU_CAPTURE_RELAXED; /* another thread may be capturing */
     cu_context popped;
     bool quiet = true;
@@ -83,7 +82,7 @@ static bool is_quiet(const channel *ch) {
 }
 
 bool channel_may_give_back(const channel *ch) {
-    return is_quiet(ch) ||
+    return channel_is_quiet(ch) ||
            (agree_now() - ch->given_back >= CHANNEL_FORCE_S && !atomic_load(&context.abandoned));
 }
 
