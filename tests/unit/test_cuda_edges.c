@@ -181,6 +181,24 @@ static void check_bytes(member *m, epo_group *group, int passes) {
     expect(m, s.combine_bytes == in, "bytes of combine", s.combine_bytes, in);
 }
 
+/* The caller's own experts, with the gradients of router weights; who has no rows or no tokens
+ * gives no array for them. */
+static void run_own(member *m, epo_plan *plan, const void *x, void *y, float *dw) {
+    const layer *l = m->l;
+    uint64_t rows = 0;
+    if (!went(m, engine->plan_rows(plan, &rows), "plan_rows"))
+        return;
+    void *own = cuda_ranks_room((size_t)rows * (size_t)l->hidden * 4);
+    float *weights = cuda_ranks_room((size_t)rows * sizeof *weights);
+    (void)(went(m, engine->dispatch(plan, x, own, weights, NULL), "dispatch") &&
+           went(m,
+                engine->combine(plan, own, y, rows > 0 ? weights : NULL,
+                                l->tokens[m->rank] > 0 ? dw : NULL, NULL),
+                "combine"));
+    free(weights);
+    free(own);
+}
+
 static void run_layer(member *m, epo_group *group, epo_buffer *buffer, epo_layer *lay) {
     const layer *l = m->l;
     const int tokens = l->tokens[m->rank];
@@ -210,6 +228,8 @@ static void run_layer(member *m, epo_group *group, epo_buffer *buffer, epo_layer
         expect(m, !l->graphs || copies <= 2, "copies of a graph", (uint64_t)copies, 2);
         (void)went(m, engine->group_wgrad_flush(group, NULL), "flush");
         check_bytes(m, group, 4);
+        if (!l->graphs)
+            run_own(m, plan, x, y, dw);
     }
     engine->plan_release(plan);
     void *all[] = {x, y, dy, dx, weights, dw};
