@@ -215,7 +215,7 @@ epo_status moe_layer_backward(epo_layer *layer, epo_saved *saved, const void *dy
     moe_wgrad *w = moe_backward_memory(&p, layer, saved, &out, &dweight);
     if (w == NULL)
         return moe_pass_end(&p);
-    p.tail = !g->overlap || g->delay_wgrad || !moe_layer_trains(layer);
+    p.tail = !g->overlap || g->delay_wgrad || !moe_layer_trains(layer) || plan->plain;
     p.lends = w->lends = !p.tail && !plan->buffer->replays && g->ops->info(g->be)->few &&
                          moe_plan_sums(plan) && plan->link == NULL && plan->way == EPO_WAY_STORES &&
                          !p.custom && !moe_saved_again(layer);
@@ -229,7 +229,7 @@ epo_status moe_layer_backward(epo_layer *layer, epo_saved *saved, const void *dy
         if (!chained)
             moe_experts_backward(&p, layer, c, w, out.ptr, dweight.ptr);
         chunk_wgrad(&p, layer, c, w);
-        if (!g->overlap && c == p.chunks - 1 && !moe_saved_again(layer))
+        if ((!g->overlap || plan->plain) && c == p.chunks - 1 && !moe_saved_again(layer))
             moe_backward_wgrad(&p, layer, w); /* serial: nothing is hidden */
         moe_pass_return(&p, c, out.ptr, dweight.ptr);
     }

@@ -292,6 +292,7 @@ struct epo_plan {
     const int32_t *pad;                        /* [rows]: i or -1 */
     float *weight;                             /* [rows] */
     const int32_t *returns_first, *returns_to; /* on the device: epo_route_returns */
+    bool plain;          /* flex in one chunk: a backward's weight gradients, then the way back */
     bool singly;         /* flex in one chunk: a forward's rows go home one by one */
     const int32_t *home; /* then: [T][K], rows of the combine slot, -2 - row for own ones, -1 */
     int32_t *home_first; /* where each rank's begin there */

@@ -2,7 +2,8 @@
  *
  * tune.c - how many chunks a plan has, and which way its rows take beside GEMMs, by
  * measuring: first the number, then, where the backend has two ways, the way; or, of flex in one
- * chunk, whether a forward's rows go home one by one.
+ * chunk, whether a forward's rows go home one by one, and whether a backward's last sums run
+ * beside the weight gradients or behind them.
  *
  * Results do not depend on either, so real passes are the measurement: the first
  * plans of a size take the candidates in turns, and the passes over them are timed on the
@@ -14,8 +15,8 @@
  * tokens and times), so all ranks choose alike without a further exchange.
  *
  * EP_OVERLAP_CHUNKS_FILE names a file of lines "DISPATCHER RANKS EXPERTS HIDDEN TOP_K
- * LOG2_TOKENS CHUNKS [engines|home]".  What it holds is not measured; what is measured, rank 0
- * adds.  flex takes the last word alone from it.
+ * LOG2_TOKENS CHUNKS [engines|home|behind|home+behind]".  What it holds is not measured; what is
+ * measured, rank 0 adds.  flex takes the last word alone from it.
  */
 #include "moe/moe.h"
 
@@ -84,13 +85,14 @@ static bool take_line(epo_buffer *b, const char *line) {
         return line[strspn(line, " \t\r\n")] == '\0';
     if (strcmp(word, dispatcher_of(b)) != 0 || v[0] != b->group->ranks || v[1] != b->experts ||
         v[2] != b->hidden || v[3] != b->top_k || v[4] < 0 || v[4] >= MOE_TUNE_CLASSES || v[5] < 1 ||
-        v[5] > FILE_CHUNKS_MAX || (b->tune.homes && v[5] != 1))
+        v[5] > FILE_CHUNKS_MAX || ((b->tune.homes || b->tune.tails) && v[5] != 1))
         return true;
     moe_tune_class *c = &b->tune.of[v[4]];
     const bool engines = strcmp(way, "engines") == 0 && (ways_of(b) & 1U << EPO_WAY_ENGINES) != 0;
     c->chosen = !b->tune.free || v[5] > b->chunks ? b->chunks : v[5];
     c->way = engines ? EPO_WAY_ENGINES : first_way(b);
-    c->home = b->tune.homes && strcmp(way, "home") == 0;
+    c->home = b->tune.homes && strncmp(way, "home", 4) == 0;
+    c->plain = b->tune.tails && strstr(way, "behind") != NULL;
     c->stage = MOE_TUNE_DONE;
     return true;
 }
@@ -113,11 +115,19 @@ static void read_file(epo_buffer *b) {
     if (f != NULL)
         (void)fclose(f);
     if (strange > 0 && b->group->rank == 0)
-        (void)fprintf(
-            stderr,
-            "ep-overlap: EP_OVERLAP_CHUNKS_FILE: %s: passed over lines that are not "
-            "'DISPATCHER RANKS EXPERTS HIDDEN TOP_K LOG2_TOKENS CHUNKS [engines|home]': %d\n",
-            path, strange);
+        (void)fprintf(stderr,
+                      "ep-overlap: EP_OVERLAP_CHUNKS_FILE: %s: passed over lines that are not "
+                      "'DISPATCHER RANKS EXPERTS HIDDEN TOP_K LOG2_TOKENS CHUNKS "
+                      "[engines|home|behind|home+behind]': %d\n",
+                      path, strange);
+}
+
+static const char *last_word(const epo_buffer *b, const moe_tune_class *c) {
+    return c->home && c->plain      ? " home+behind"
+           : c->home                ? " home"
+           : c->plain               ? " behind"
+           : c->way != first_way(b) ? " engines"
+                                    : "";
 }
 
 static void write_file(const epo_buffer *b, int class) {
@@ -130,9 +140,7 @@ static void write_file(const epo_buffer *b, int class) {
     }
     const bool put = fprintf(f, "%s %d %d %d %d %d %d%s\n", dispatcher_of(b), b->group->ranks,
                              b->experts, b->hidden, b->top_k, class, b->tune.of[class].chosen,
-                             b->tune.of[class].home                  ? " home"
-                             : b->tune.of[class].way != first_way(b) ? " engines"
-                                                                     : "") > 0;
+                             last_word(b, &b->tune.of[class])) > 0;
     if (fclose(f) != 0 || !put) /* the disk is full */
         file_complain(b, path, "written");
 }
@@ -148,19 +156,21 @@ void moe_tune_open(epo_buffer *b, bool free_choice) {
     b->tune.free = able && free_choice && b->dispatcher == EPO_DISPATCH_ALLTOALL;
     b->tune.ways = able && (ways_of(b) & (ways_of(b) - 1)) != 0;
     b->tune.homes = able && b->chunks == 1 && moe_buffer_home(b) && !home_first(b);
+    b->tune.tails = able && b->chunks == 1 && b->dispatcher == EPO_DISPATCH_FLEX && !b->links &&
+                    !b->group->delay_wgrad && ops->info(b->group->be)->few;
     if (b->tune.free)
         b->chunks =
             choices[MOE_TUNE_CHOICES - 1] < b->local ? choices[MOE_TUNE_CHOICES - 1] : b->local;
-    if (b->tune.free || b->tune.ways || b->tune.homes)
+    if (b->tune.free || b->tune.ways || b->tune.homes || b->tune.tails)
         read_file(b);
 }
 
 uint32_t moe_tune_digest(const epo_buffer *b) {
-    uint32_t hash =
-        b->tune.free + 2U * b->tune.ways + 4U * b->tune.homes + (moe_buffer_home(b) ? 8U : 0);
+    uint32_t hash = b->tune.free + 2U * b->tune.ways + 4U * b->tune.homes +
+                    (moe_buffer_home(b) ? 8U : 0) + 16U * b->tune.tails;
     for (int i = 0; i < MOE_TUNE_CLASSES; i++)
-        hash = hash * 31 + (uint32_t)b->tune.of[i].chosen * 4 + (uint32_t)b->tune.of[i].way * 2 +
-               b->tune.of[i].home;
+        hash = hash * 31 + (uint32_t)b->tune.of[i].chosen * 8 + (uint32_t)b->tune.of[i].way * 4 +
+               b->tune.of[i].home * 2U + b->tune.of[i].plain;
     return hash & INT32_MAX;
 }
 
@@ -212,11 +222,12 @@ void moe_tune_report(epo_buffer *b, float seconds[MOE_TUNE_CHOICES]) {
     if (b->tune.due < 0)
         return;
     const moe_tune_class *c = &b->tune.of[b->tune.due];
-    const bool both = both_ways(c);
+    const moe_tune_pass pass = c->stage == MOE_TUNE_TAIL ? MOE_TUNE_BACKWARD : MOE_TUNE_FORWARD;
+    const bool both = pass == MOE_TUNE_FORWARD && both_ways(c);
     for (int i = 0; i < MOE_TUNE_CHOICES; i++)
-        if ((c->out >> i & 1) == 0 && c->took[MOE_TUNE_FORWARD][i].count > 0)
-            seconds[i] = typical(&c->took[MOE_TUNE_FORWARD][i]) +
-                         (both ? typical(&c->took[MOE_TUNE_BACKWARD][i]) : 0);
+        if ((c->out >> i & 1) == 0 && c->took[pass][i].count > 0)
+            seconds[i] =
+                typical(&c->took[pass][i]) + (both ? typical(&c->took[MOE_TUNE_BACKWARD][i]) : 0);
 }
 
 /* Of those that are left; 0: nobody has a time. */
@@ -250,9 +261,10 @@ static int decide(moe_tune_class *c, const float *slowest) {
 /* The class's next question, or none. */
 static void go_on(epo_buffer *b, moe_tune_class *c) {
     const bool behind = c->stage == MOE_TUNE_NUMBER;
-    c->stage = behind && b->tune.homes                   ? MOE_TUNE_HOME
-               : behind && b->tune.ways && c->chosen > 1 ? MOE_TUNE_WAY
-                                                         : MOE_TUNE_DONE;
+    c->stage = behind && b->tune.homes                     ? MOE_TUNE_HOME
+               : c->stage < MOE_TUNE_TAIL && b->tune.tails ? MOE_TUNE_TAIL
+               : behind && b->tune.ways && c->chosen > 1   ? MOE_TUNE_WAY
+                                                           : MOE_TUNE_DONE;
     c->trials = c->round = 0;
     c->out = 0;
     memset(c->took, 0, sizeof c->took);
@@ -271,10 +283,12 @@ void moe_tune_learn(epo_buffer *b, const float *slowest) {
         c->chosen = choices[best];
     else if (c->stage == MOE_TUNE_HOME)
         c->home = best == 1;
+    else if (c->stage == MOE_TUNE_TAIL)
+        c->plain = best == 1;
     else
         c->way = best == 1 ? EPO_WAY_ENGINES : EPO_WAY_STORES;
     go_on(b, c);
-    if (c->stage == MOE_TUNE_DONE)
+    if (c->stage == MOE_TUNE_DONE || c->stage == MOE_TUNE_TAIL)
         write_file(b, due);
 }
 
@@ -302,9 +316,13 @@ void moe_tune_choose(epo_plan *p, int tokens) {
     moe_tune_class *c = &t->of[class];
     p->tune_choice = -1;
     p->way = first_way(b);
-    p->singly = b->chunks == 1 && home_first(b);
+    p->singly = c->home || (b->chunks == 1 && home_first(b));
+    p->plain = c->plain;
+    const bool back = t->backs;
+    t->backs = false;
     p->chunks = t->free ? 1 : b->chunks;
-    if (c->stage == MOE_TUNE_NUMBER && !t->free && (t->homes || (t->ways && b->chunks > 1))) {
+    if (c->stage == MOE_TUNE_NUMBER && !t->free &&
+        (t->homes || t->tails || (t->ways && b->chunks > 1))) {
         c->chosen = b->chunks;
         go_on(b, c);
     }
@@ -313,10 +331,12 @@ void moe_tune_choose(epo_plan *p, int tokens) {
         p->chunks = c->chosen;
     if (c->stage == MOE_TUNE_DONE) {
         p->way = c->way;
-        p->singly = p->singly || c->home;
     } else if (c->stage == MOE_TUNE_HOME) {
         p->tune_choice = try_next(t, c, class, 2);
         p->singly = p->tune_choice == 1;
+    } else if (c->stage == MOE_TUNE_TAIL && back) { /* else nobody would tell */
+        p->tune_choice = try_next(t, c, class, 2);
+        p->plain = p->tune_choice == 1;
     } else if (c->stage == MOE_TUNE_NUMBER && t->free && candidates(b, tokens) > 1) {
         p->tune_choice = try_next(t, c, class, candidates(b, tokens));
         p->chunks = choices[p->tune_choice];
@@ -329,8 +349,10 @@ void moe_tune_choose(epo_plan *p, int tokens) {
 void moe_tune_start(epo_plan *plan, moe_tune_pass pass) {
     epo_buffer *b = plan->buffer;
     moe_tune_timer *t = &b->tune.timer[pass];
+    b->tune.backs = b->tune.backs || pass == MOE_TUNE_BACKWARD;
     if (plan->tune_choice < 0 || plan->tune_stage != b->tune.of[plan->tune_class].stage ||
-        (plan->tune_stage == MOE_TUNE_HOME && pass != MOE_TUNE_FORWARD))
+        (plan->tune_stage == MOE_TUNE_HOME && pass != MOE_TUNE_FORWARD) ||
+        (plan->tune_stage == MOE_TUNE_TAIL && pass != MOE_TUNE_BACKWARD))
         return;
     take_time(b, pass);
     if (t->running >= 0 || !b->group->ops->mark(b->group->compute, &t->mark[0]))

@@ -26,6 +26,7 @@ enum {
     NEAR,     /* ... from the caller's memory */
     MEASURED, /* what is measured decides, by times that mean nothing; else all go home singly */
     APART,    /* no chain: an exchange behind the products */
+    TAILS,    /* sums go home, and whether behind a backward's weight gradients is measured */
     CASES
 };
 static int case_of(void) {
@@ -45,8 +46,9 @@ static void die(const char *what) {
 static const epo_backend_info *info(const epo_backend *be) {
     static _Thread_local epo_backend_info all;
     all = *host->info(be);
-    all.home = all.nodes == 1 ? 1 : 0;
-    all.home_asked = case_of() != MEASURED;
+    all.home = all.nodes == 1 && case_of() != TAILS ? 1 : 0;
+    all.few = case_of() == TAILS;
+    all.home_asked = case_of() != MEASURED && case_of() != TAILS;
     all.near_bytes = case_of() == FAR ? 0 : 1;
     all.near_most = UINT64_MAX;
     return &all;
@@ -258,6 +260,7 @@ static bool between(epo_backend *be, epo_event *from, epo_event *to, double *sec
 static epo_backend_ops ops;
 
 static void open_ops(void) {
+    const bool times = case_of() == MEASURED || case_of() == TAILS;
     host = __real_epo_backend_get();
     ops = *host;
     ops.info = info;
@@ -267,8 +270,8 @@ static void open_ops(void) {
     ops.chain = chain;
     ops.queue_create = queue_create;
     ops.close = backend_close;
-    ops.mark = case_of() == MEASURED ? mark : host->mark;
-    ops.between = case_of() == MEASURED ? between : host->between;
+    ops.mark = times ? mark : host->mark;
+    ops.between = times ? between : host->between;
 }
 
 const epo_backend_ops *__wrap_epo_backend_get(void) {

@@ -3,132 +3,12 @@
  * The choice of chunks by measuring: several ranks' buffers, a clock that the test
  * sets, and the record exchange of lib/moe/plan.c played by hand.
  */
-#include "unit.h"
-
-#include "moe/pass.h"
+#include "tune_world.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-enum { RANKS = 3, MODELS = 1000, PLANS = 2 * 4 * MOE_TUNE_SAMPLES + 8 }; /* at most */
-
-static double clock_s; /* of the marks */
-struct epo_event {
-    double at;
-};
-static epo_event marks[2 * MOE_TUNE_PASSES * RANKS];
-static int marks_used;
-static bool blind; /* marks cannot be had */
-
-static bool fake_mark(epo_queue *queue, epo_event **mark) {
-    (void)queue;
-    if (blind)
-        return false;
-    if (*mark == NULL)
-        *mark = &marks[marks_used++];
-    (*mark)->at = clock_s;
-    return true;
-}
-
-static bool fake_between(epo_backend *be, epo_event *from, epo_event *to, double *seconds) {
-    (void)be;
-    *seconds = to->at - from->at;
-    return true;
-}
-
-static epo_backend_info info;
-static double engines_take = 1; /* of the time by stores */
-static double home_takes = 1;   /* of a forward's time with sums on their way */
-static const epo_backend_info *fake_info(const epo_backend *be) {
-    (void)be;
-    return &info;
-}
-
-typedef struct world {
-    epo_backend_ops ops;
-    epo_group group[RANKS];
-    epo_buffer buffer[RANKS];
-} world;
-
-static epo_dispatcher dispatcher;
-static double (*backward)(int rank, int chunks); /* NULL: there are no such passes */
-static epo_way way;                              /* of the last plan */
-static bool singly;                              /* do its rows go home one by one? */
-static int given = 4;                            /* chunks of buffers */
-
-static epo_status no_chain(epo_queue *queue, const epo_chain *chain, const epo_deps *deps) {
-    (void)queue, (void)chain, (void)deps;
-    return EPO_OK;
-}
-
-static void world_open(world *w, int local, bool free_choice) {
-    memset(w, 0, sizeof *w);
-    marks_used = 0;
-    blind = false;
-    w->ops.info = fake_info;
-    w->ops.mark = fake_mark;
-    w->ops.chain = no_chain;
-    w->ops.between = fake_between;
-    for (int r = 0; r < RANKS; r++) {
-        epo_buffer *b = &w->buffer[r];
-        w->group[r] = (epo_group){
-            .object = {&moe_engine}, .ops = &w->ops, .rank = r, .ranks = RANKS, .overlap = true};
-        b->group = &w->group[r];
-        b->experts = local * RANKS;
-        b->local = local;
-        b->peers.count = RANKS;
-        b->hidden = 2048;
-        b->top_k = 8;
-        b->row_bytes = 4096;
-        b->chunks = given;
-        b->dispatcher = dispatcher;
-        moe_tune_open(b, free_choice);
-    }
-}
-
-/* One collective plan of `tokens` on the last rank, less on the others, and a forward
- * pass over it that takes seconds(rank, chunks).  Returns the chunks. */
-static int plan_and_pass(world *w, int tokens, double (*seconds)(int rank, int chunks)) {
-    float slowest[MOE_TUNE_CHOICES] = {0};
-    int chunks[RANKS];
-    for (int r = 0; r < RANKS; r++) {
-        float mine[MOE_TUNE_CHOICES] = {0};
-        moe_tune_report(&w->buffer[r], mine);
-        for (int i = 0; i < MOE_TUNE_CHOICES; i++)
-            slowest[i] = mine[i] <= 0 || (r > 0 && slowest[i] <= 0) ? 0
-                         : mine[i] > slowest[i]                     ? mine[i]
-                                                                    : slowest[i];
-    }
-    for (int r = 0; r < RANKS; r++) {
-        epo_plan plan = {.buffer = &w->buffer[r]};
-        moe_tune_learn(&w->buffer[r], slowest);
-        moe_tune_choose(&plan, tokens);
-        moe_tune_start(&plan, MOE_TUNE_FORWARD);
-        clock_s += seconds(r, plan.chunks) * (plan.way == EPO_WAY_ENGINES ? engines_take : 1) *
-                   (plan.singly ? home_takes : 1);
-        moe_tune_stop(&plan, MOE_TUNE_FORWARD);
-        if (backward != NULL) {
-            moe_tune_start(&plan, MOE_TUNE_BACKWARD);
-            clock_s += backward(r, plan.chunks);
-            moe_tune_stop(&plan, MOE_TUNE_BACKWARD);
-        }
-        chunks[r] = plan.chunks;
-        CU_ASSERT_EQUAL(chunks[r], chunks[0]);
-        CU_ASSERT(r == 0 || (plan.way == way && plan.singly == singly));
-        way = plan.way;
-        singly = plan.singly;
-    }
-    return chunks[0];
-}
-
-static int settle(world *w, int tokens, double (*seconds)(int, int)) {
-    int chunks = 0;
-    for (int i = 0; i < PLANS; i++)
-        chunks = plan_and_pass(w, tokens, seconds);
-    return chunks;
-}
 
 /* Four chunks are best, but on one rank eight look better. */
 static double four_wins(int rank, int chunks) {
@@ -437,7 +317,8 @@ static void test_file_told(void) {
     close(fd);
     settle_told(path, told, sizeof told);
     CU_ASSERT_PTR_NOT_NULL(strstr(told, path));
-    CU_ASSERT_PTR_NOT_NULL(strstr(told, "LOG2_TOKENS CHUNKS [engines|home]': 2\n"));
+    CU_ASSERT_PTR_NOT_NULL(
+        strstr(told, "LOG2_TOKENS CHUNKS [engines|home|behind|home+behind]': 2\n"));
     unlink(path);
     settle_told(path, told, sizeof told); /* it is made */
     CU_ASSERT_STRING_EQUAL(told, "");
@@ -482,87 +363,6 @@ static void test_too_many_chunks(void) {
     info.engine = NULL;
 }
 
-static double a_second(int rank, int chunks) {
-    (void)rank, (void)chunks;
-    return 1.0;
-}
-static double any_time(int rank, int chunks) {
-    static double s;
-    (void)rank, (void)chunks;
-    return s = s > 50 ? 1 : 1.7 * s + 1;
-}
-
-/* Do rows go home one by one, in the end, where that takes `takes` of the time? */
-static bool home_of(world *w, int tokens, double takes) {
-    world_open(w, 64, true);
-    home_takes = takes;
-    const int chunks = settle(w, tokens, a_second);
-    home_takes = 1;
-    CU_ASSERT_EQUAL(chunks, given);
-    return singly;
-}
-
-/* Whether rows go home one by one is measured where they could: flex in one chunk.  Backward
- * passes are the same and do not count. */
-static void test_home(void) {
-    world w;
-    info = (epo_backend_info){.home = 16};
-    dispatcher = EPO_DISPATCH_FLEX;
-    given = 1;
-    backward = any_time;
-    CU_ASSERT(home_of(&w, 4096, 0.95));
-    CU_ASSERT(home_of(&w, 4096, 0.985));
-    CU_ASSERT(home_of(&w, 1, 0.95));
-    CU_ASSERT_FALSE(home_of(&w, 4096, 0.993)); /* not worth it */
-    CU_ASSERT_FALSE(home_of(&w, 4096, 1.05));
-    CU_ASSERT(marks_used > 0);
-    given = 2;
-    CU_ASSERT_FALSE(home_of(&w, 4096, 0.5));
-    given = 1;
-    info.home = 3; /* does not divide the row */
-    CU_ASSERT_FALSE(home_of(&w, 4096, 0.5));
-    CU_ASSERT_EQUAL(marks_used, 0);
-    info.home = 16;
-    info.home_asked = true;
-    CU_ASSERT(home_of(&w, 4096, 2));
-    CU_ASSERT_EQUAL(marks_used, 0);
-    backward = NULL;
-    given = 4;
-    dispatcher = EPO_DISPATCH_ALLTOALL;
-    info = (epo_backend_info){0};
-}
-
-/* A file's answer is not measured again. */
-static void test_home_file(void) {
-    char path[] = "/tmp/epo_chunks_XXXXXX", line[128] = "";
-    world w;
-    int fd = mkstemp(path);
-    CU_ASSERT_FATAL(fd >= 0);
-    close(fd);
-    info = (epo_backend_info){.home = 16};
-    dispatcher = EPO_DISPATCH_FLEX;
-    given = 1;
-    setenv("EP_OVERLAP_CHUNKS_FILE", path, 1);
-    CU_ASSERT(home_of(&w, 4096, 0.9));
-    FILE *f = fopen(path, "r+");
-    CU_ASSERT_PTR_NOT_NULL_FATAL(f);
-    CU_ASSERT_PTR_NOT_NULL(fgets(line, sizeof line, f));
-    CU_ASSERT_STRING_EQUAL(line, "flex 3 192 2048 8 12 1 home\n");
-    CU_ASSERT_PTR_NULL(fgets(line, sizeof line, f));
-    fputs("flex 3 192 2048 8 13 4\n", f); /* of another number of chunks: no answer */
-    fputs("flex 3 192 2048 8 14 1\n", f);
-    fclose(f);
-    CU_ASSERT(home_of(&w, 4096, 2));
-    CU_ASSERT_FALSE(home_of(&w, 16384, 0.5));
-    CU_ASSERT_EQUAL(marks_used, 0);
-    CU_ASSERT(home_of(&w, 8192, 0.5));
-    unsetenv("EP_OVERLAP_CHUNKS_FILE");
-    unlink(path);
-    given = 4;
-    dispatcher = EPO_DISPATCH_ALLTOALL;
-    info = (epo_backend_info){0};
-}
-
 /* What is taken where nobody says and nothing is measured. */
 static void test_unmeasured(void) {
     world w;
@@ -596,52 +396,6 @@ static void test_unmeasured(void) {
     info = (epo_backend_info){0};
 }
 
-static epo_status no_spread(epo_queue *queue, const epo_rows_spread *rows, const epo_deps *deps) {
-    (void)queue, (void)rows, (void)deps;
-    return EPO_OK;
-}
-
-/* The dispatch of a pass in one chunk that sends `rows` to another rank: 'n' beside own rows'
- * expanding, 'c' on COMPUTE, '-' on a queue of its own. */
-static char near_of(world *w, uint64_t rows, bool beside) {
-    static char compute, comm;
-    epo_buffer *b = &w->buffer[0];
-    epo_group *g = &w->group[0];
-    const int first[] = {0, 2};
-    const uint64_t back[1] = {0};
-    moe_piece send[] = {{.peer = 0, .rows = 100000}, {.peer = 1, .rows = rows}};
-    epo_plan plan = {.buffer = b, .chunks = 1, .top_k = 8, .back = (void *)(uintptr_t)back};
-    moe_pass p = {.group = g, .buffer = b, .plan = &plan, .beside = beside};
-    p.dispatch.send = send;
-    p.dispatch.send_first = (int *)(uintptr_t)first;
-    w->ops.spread = no_spread;
-    g->compute = (epo_queue *)&compute;
-    g->comm = (epo_queue *)&comm;
-    const epo_queue *queue = moe_near_choose(&p, "x");
-    return p.near != NULL ? 'n' : queue == g->compute ? 'c' : '-';
-}
-
-/* Few bytes win nothing, very many cost; without sums on the way a combine is on COMM, and what
- * comes behind it has to be, too. */
-static void test_near(void) {
-    world w;
-    dispatcher = EPO_DISPATCH_FLEX;
-    world_open(&w, 64, true);
-    dispatcher = EPO_DISPATCH_ALLTOALL;
-    info = (epo_backend_info){.near_bytes = 3 << 20, .near_most = 32 << 20, .sums = true};
-    CU_ASSERT_EQUAL(near_of(&w, 767, false), 'c');
-    CU_ASSERT_EQUAL(near_of(&w, 768, false), 'n');
-    CU_ASSERT_EQUAL(near_of(&w, 8192, false), 'n');
-    CU_ASSERT_EQUAL(near_of(&w, 8193, false), 'c');
-    CU_ASSERT_EQUAL(near_of(&w, 767, true), '-');
-    info.sums = false;
-    CU_ASSERT_EQUAL(near_of(&w, 767, false), '-');
-    CU_ASSERT_EQUAL(near_of(&w, 768, false), 'n');
-    info.near_bytes = 0;
-    CU_ASSERT_EQUAL(near_of(&w, 768, false), '-');
-    info = (epo_backend_info){0};
-}
-
 int main(void) {
     static const CU_TestInfo tests[] = {
         {"the number fastest on the slowest rank", test_fastest},
@@ -659,10 +413,7 @@ int main(void) {
         {"the way behind the number", test_ways},
         {"the way alone", test_ways_alone},
         {"a file's way", test_ways_file},
-        {"rows that go home one by one", test_home},
-        {"a file's answer for these", test_home_file},
         {"where nothing is measured", test_unmeasured},
-        {"flex beside own rows, by size", test_near},
         CU_TEST_INFO_NULL,
     };
     return unit_run("tune", tests);
