@@ -12,6 +12,7 @@
 
 #define WARM_UP 2
 #define TRIALS 16
+#define TRIALS_GPU 100
 #define RECORDED 3 /* passes with intervals, apart from the timed ones */
 #define CAPACITY (1u << 17)
 
@@ -42,7 +43,8 @@ static epo_status arm_close(arm *a) {
 static epo_status settle_chunks(arm *a, train *t) {
     const model_layer_state *s = &t->model->layer[0];
     epo_status status = EPO_OK;
-    for (int i = 0; i < TRIALS && status == EPO_OK; i++) {
+    const int trials = a->world->device.gpu ? TRIALS_GPU : TRIALS;
+    for (int i = 0; i < trials && status == EPO_OK; i++) {
         status = moe_block_route(a->block[0], t->block[0]->tokens, s->chosen, s->weights);
         if (status == EPO_OK)
             status = moe_block_time_forward(a->block[0], s->norm2, t->model->dn);
