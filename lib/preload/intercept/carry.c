@@ -117,6 +117,12 @@ static fallback way_why(const job *j, int i) {
 
 static bool way_fits(const job *j, int i) { return way_why(j, i) == FALLBACK_NONE; }
 
+/* Of a message that one of the ends has refused. */
+static fallback why_refused(agree_pair *p, uint32_t number_) {
+    const unsigned why = agree_why(p, number_);
+    return why > FALLBACK_NONE && why < FALLBACKS ? (fallback)why : FALLBACK_LATE;
+}
+
 static bool offer(job *j, int i) {
     message *m = &j->messages[j->way[i].recv];
     agree_pair *p = channel_in(j->ch, i);
@@ -127,13 +133,10 @@ static bool offer(job *j, int i) {
         return false;
     }
     mine->ticket = j->ch->peer[i].ticket + 1;
-    return agree_give(p, m->number, mine);
-}
-
-/* Of a message that one of the ends has refused. */
-static fallback why_refused(agree_pair *p, uint32_t number_) {
-    const unsigned why = agree_why(p, number_);
-    return why > FALLBACK_NONE && why < FALLBACKS ? (fallback)why : FALLBACK_LATE;
+    if (agree_give(p, m->number, mine))
+        return true;
+    m->why = why_refused(p, m->number);
+    return false;
 }
 
 /* This rank's part of every way: offers first, so that no rank waits for another in a ring. */
@@ -173,11 +176,13 @@ static void hear_all(job *j, double until) {
     for (int i = 0; i < j->ch->count; i++) {
         way *w = &j->way[i];
         agree_pair *p = channel_in(j->ch, i);
-        if (w->receives)
-            w->receives = agree_taken(p, j->messages[w->recv].number, until);
-        if (!w->offered || (w->mine.id & PIECES_ID) == 0)
+        if (!w->offered)
             continue;
-        if (w->receives || why_refused(p, j->messages[w->recv].number) == FALLBACK_UNREACHED)
+        message *m = &j->messages[w->recv];
+        w->receives = agree_taken(p, m->number, until);
+        if (!w->receives)
+            m->why = why_refused(p, m->number);
+        if ((w->mine.id & PIECES_ID) != 0 && (w->receives || m->why == FALLBACK_UNREACHED))
             pieces_heard(j->ch, i, w->mine.id, w->receives);
     }
 }
@@ -460,7 +465,7 @@ static void explain_self(job *j) {
     fallback why = FALLBACK_NONE;
     for (size_t k = 0; k < j->count; k++) {
         const message *m = &j->messages[k];
-        if (m->comm == j->ch->owner && m->send && !m->carried && m->why > why)
+        if (m->comm == j->ch->owner && !m->carried && m->why > why)
             why = m->why;
     }
     for (size_t k = 0; k < j->count; k++)
