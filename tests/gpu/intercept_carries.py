@@ -62,7 +62,30 @@ def part_carries(r, sizes, turns):
             if r.rank == 0:
                 say(carries="uneven" if uneven else "even", mb=mb, us=round(1e6 * median(times)),
                     us_least=round(1e6 * min(times)))
+    activities(r, sizes[-1])
     return wrong.item() == 0
+
+
+def activities(r, mb, turns=6):
+    """What the GPU did for even exchanges, and how long each took: whether an engine or a kernel, and which part
+    is the slow one."""
+    torch, dist, activity = r.torch, r.dist, r.torch.profiler.ProfilerActivity
+    send = torch.zeros(int(mb * MB) // 8, dtype=torch.int64, device=r.device)
+    recv = torch.empty_like(send)
+    dist.all_to_all_single(recv, send)
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[activity.CUDA]) as profile:
+        for _ in range(turns):
+            dist.barrier()
+            torch.cuda.synchronize()
+            dist.all_to_all_single(recv, send)
+            torch.cuda.synchronize()
+    took = {}
+    for event in profile.events():
+        if str(event.device_type).endswith("CUDA"):
+            took.setdefault(event.name[:40], []).append(event.time_range.elapsed_us())
+    if r.rank == 0:
+        say(mb=mb, activities={name: [len(us), round(median(us), 1)] for name, us in took.items()})
 
 
 def nothing_carried(said):
