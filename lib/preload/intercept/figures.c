@@ -56,18 +56,19 @@ static int next_reason(const uint64_t fell[FALLBACKS], const bool told[FALLBACKS
     return most;
 }
 
-/* The three of the most bytes, and what can be done about the first. */
+/* The three of the most bytes, and what can be done about the first of them where anything can. */
 static void write_reasons(const uint64_t fell[FALLBACKS]) {
     bool told[FALLBACKS] = {false};
-    const int first = next_reason(fell, told);
-    for (int i = 0, f = first; i < REASONS && f != FALLBACK_NONE; i++) {
+    const char *advice = NULL;
+    for (int i = 0, f = next_reason(fell, told); i < REASONS && f != FALLBACK_NONE; i++) {
         fprintf(stderr, "%s%s (%.1f MB)", i == 0 ? "; left to NCCL mostly for: " : ", ",
                 fallback_name((fallback)f), (double)fell[f] / 1e6);
+        advice = advice != NULL ? advice : fallback_advice((fallback)f);
         told[f] = true;
         f = next_reason(fell, told);
     }
-    if (fallback_advice((fallback)first) != NULL)
-        fprintf(stderr, "; %s", fallback_advice((fallback)first));
+    if (advice != NULL)
+        fprintf(stderr, "; %s", advice);
 }
 
 static void write_line(const sums *s) {
