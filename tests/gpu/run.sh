@@ -16,19 +16,19 @@
 #   budgets   15 s   the same on all SMs, on 100 and on 32             1 GPU or more
 #   near      20 s   the same for flex, own rows expanded beside the others' way however
 #                    few they are, and rows that go home one by one  1 GPU or more
-#   graph    100 s   plan, forward and backward in a CUDA graph, in up to 4 chunks, replayed (EPO_GRAPH:
+#   graph    270 s   plan, forward and backward in a CUDA graph, in up to 4 chunks, replayed (EPO_GRAPH:
 #                    some of its commands, as "threads-flex e4m3")
 #                                                                      1 GPU or more
 #   bulk      30 s   10,000 random small layers (EPO_GPU_LAYERS), and 2,000 of shapes at
 #                    the edges                                         1 GPU or more
 #   dense      3 s   ep-train's dense parts against the CPU's         1 GPU
 #   processes 15 s   layers, ranks as processes over CUDA IPC          1 GPU or more
-#   nccl      45 s   the same, peers by ncclSend and ncclRecv; a rank that makes its communicator
+#   nccl      80 s   the same, peers by ncclSend and ncclRecv; a rank that makes its communicator
 #                    late; ranks that share a GPU go over sockets      1 GPU or more
 #   comm      12 s   groups from a job's communicator                  1 GPU or more
 #   features  20 s   two micro-batches, two groups in a step, ...      1 GPU or more
 #   wire      40 s   layers and features with e4m3 on the wire       1 GPU or more
-#   nodes     60 s   flex across two nodes played in one machine, NCCL between them; as on
+#   nodes    100 s   flex across two nodes played in one machine, NCCL between them; as on
 #                    several machines, too                             1 GPU or more
 #   repeats   10 s   1,000 repeats of a layer, bit for bit             1 GPU or more
 #   endure    75 s   a stopped rank named, with CUDA_DEVICE_MAX_CONNECTIONS 1 and 32; a rank
@@ -49,7 +49,7 @@
 #   tools     50 s   ep-overlap bench and ep-train, without Slurm (tools.sh)   1 GPU or more
 #   slurm     40 s   srun --ep-overlap=on ep-train: the loss of off, bit for bit; Slurm from
 #                    build-debs where none is installed (slurm.sh)   1 GPU or more
-#   scripts  110 s   the job scripts of python/examples under that Slurm (slurm.sh; EPO_SCRIPTS:
+#   scripts  100 s   the job scripts of python/examples under that Slurm (slurm.sh; EPO_SCRIPTS:
 #                    some of them)                                    1 GPU or more
 #   python    60 s   the torch binding, in CUDA graphs too, the deep_ep drop-in; two ranks
 #                                                                      1 GPU or more
@@ -64,7 +64,7 @@
 #   small     25 s   what a small message costs under the interposer    1 GPU or more
 #   record   120 s   what the recorder says beside torch.profiler (record.py; EPO_RECORD: some of
 #                    its parts)                                      1 GPU or more
-#   preload   90 s   that nobody notices the interposer (preload.py; EPO_PRELOAD: some of its
+#   preload   60 s   that nobody notices the interposer (preload.py; EPO_PRELOAD: some of its
 #                    parts)                                          1 GPU or more
 #   examples 110 s   python/examples to their ends, without Slurm      1 GPU or more
 #
@@ -462,18 +462,18 @@ phase_run() { # PHASE
             run budgets2p 60 "$build/layer" processes 2 3 "${seed:-0xb6}" 9 budgets
             ;;
         graph)
-            # One that hangs has its own limit, and what hung before comes last.
+            # Two seconds a case where ranks are processes. One that hangs has a limit of its own.
             for dispatcher in flex alltoall; do
                 graph_part "threads-$dispatcher" && run "graph-threads-$dispatcher" 25 "$build/graph" threads 2 10 $dispatcher bits time
             done
-            graph_part e4m3 && run graph-e4m3 30 "$build/graph" processes 2 20 e4m3 bits own
-            graph_part margin && run graph-margin 20 "$build/graph" processes 2 2 margin
+            graph_part e4m3 && run graph-e4m3 70 "$build/graph" processes 2 20 e4m3 bits own
+            graph_part margin && run graph-margin 60 "$build/graph" processes 2 2 margin
             # What waits in a kernel must not stand before what it waits for, nor be alone on the GPU.
             graph_part connections1 && CUDA_DEVICE_MAX_CONNECTIONS=1 run graph-connections1 30 "$build/graph" threads 2 10 bits own errors
-            graph_part shared && CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0} run graph-shared 30 "$build/graph" processes 2 4 bits own errors
+            graph_part shared && CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0} run graph-shared 90 "$build/graph" processes 2 4 bits own errors
             for dispatcher in flex alltoall; do
                 graph_part "errors-$dispatcher" && run "graph-errors-$dispatcher" 30 "$build/graph" processes 2 4 $dispatcher errors
-                graph_part "$dispatcher" && run "graph-$dispatcher" 50 "$build/graph" processes 2 100 $dispatcher bits own
+                graph_part "$dispatcher" && run "graph-$dispatcher" 70 "$build/graph" processes 2 100 $dispatcher bits own
             done
             ;;
         bulk)
