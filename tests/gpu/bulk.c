@@ -203,20 +203,6 @@ static epo_status layer_issue(rank_state *s, const ref_case *c, epo_layer **laye
     return status;
 }
 
-/* ||got - want|| over ||want||, or over what that would be if nothing cancelled: of the few
- * numbers of a small layer (router weights that add up to nearly 0) all may. */
-static double error_of(const void *got, const double *want, uint64_t n, epo_dtype type,
-                       double square) {
-    double d = 0, w = 0;
-    for (uint64_t i = 0; i < n; i++) {
-        const double e = test_load(got, i, type) - want[i];
-        d += e * e;
-        w += want[i] * want[i];
-    }
-    w = w > square ? w : square;
-    return n == 0 ? 0 : w > 0 ? sqrt(d / w) : sqrt(d);
-}
-
 /* The largest of the errors over their limits; text names what is beyond. */
 static double judge(rank_state *s, const ref_case *c, const ref_result *want, char *text,
                     size_t size) {
@@ -239,7 +225,8 @@ static double judge(rank_state *s, const ref_case *c, const ref_result *want, ch
         /* The mean of n errors scatters by 1 / sqrt(n): a few numbers may all be far off. */
         const double limit = test_limit(c->type) * (1 + 1 / sqrt((double)out[i].count + 1e-9));
         const double e =
-            error_of(s->back + at, out[i].want, out[i].count, out[i].type, want->square[i]) / limit;
+            test_error_of(s->back + at, out[i].want, out[i].count, out[i].type, want->square[i]) /
+            limit;
         at += (out[i].count * 4 + 7) / 8 * 8;
         worst = !(e <= worst) ? e : worst;
         if (!(e < 1) && used < size)

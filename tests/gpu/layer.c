@@ -120,7 +120,8 @@ static void judge(const job *j, state *s) {
         TEST_CUDA(cudaMemcpy(host, out[i].device, bytes, cudaMemcpyDeviceToHost));
         j->b->rank[j->rank].hash[j->run][i] = test_hash(TEST_HASH, host, bytes);
         if (out[i].want != NULL)
-            j->b->rank[j->rank].error[i] = test_error(host, out[i].want, out[i].count, out[i].type);
+            j->b->rank[j->rank].error[i] =
+                test_error_of(host, out[i].want, out[i].count, out[i].type, j->want->square[i]);
         free(host);
     }
 }
