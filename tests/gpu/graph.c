@@ -13,6 +13,7 @@
  */
 #include "graph.h"
 
+#include <signal.h>
 #include <sys/mman.h>
 
 /* PERIOD: of large arrays' numbers; no dimension divides it. */
@@ -339,21 +340,82 @@ static bool run_threads(job *j) {
     return true;
 }
 
-static bool run_processes(const job *j) {
-    pid_t pid[REF_RANKS];
-    bool ok = true;
-    for (int r = 0; r < j->s.c.ranks; r++)
-        if ((pid[r] = fork()) == 0) {
-            job mine = *j;
-            mine.rank = r;
-            rank_main(&mine);
+/* Ranks that are processes live through all cases, as a CUDA context takes up to two seconds; one
+ * that ended, and with it the others, is made again. */
+typedef struct crew {
+    setup s; /* of the case under way */
+    _Atomic int turn, through[REF_RANKS];
+} crew;
+static crew *all_hands; /* shared; NULL: there are none */
+static pid_t hand[REF_RANKS];
+enum { CREW_LEAVES = -1 };
+
+static void hand_main(const job *j, int rank) {
+    for (int done = 0;; done++) {
+        while (atomic_load(&all_hands->turn) == done)
+            usleep(500);
+        if (atomic_load(&all_hands->turn) == CREW_LEAVES)
             _exit(0);
-        }
-    for (int r = 0; r < j->s.c.ranks; r++) {
+        job mine = *j;
+        mine.s = all_hands->s;
+        mine.rank = rank;
+        rank_main(&mine);
+        atomic_store(&all_hands->through[rank], done + 1);
+    }
+}
+
+static bool crew_make(const job *j) {
+    if (all_hands == NULL)
+        all_hands = mmap(NULL, sizeof *all_hands, PROT_READ | PROT_WRITE,
+                         MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (all_hands == MAP_FAILED) {
+        all_hands = NULL;
+        return false;
+    }
+    memset(all_hands, 0, sizeof *all_hands);
+    for (int r = 0; r < j->s.c.ranks; r++)
+        if ((hand[r] = fork()) == 0)
+            hand_main(j, r);
+    return true;
+}
+
+/* False: one of them had not ended well. */
+static bool crew_end(int ranks, bool kill_them) {
+    bool ok = true;
+    if (all_hands == NULL)
+        return true;
+    atomic_store(&all_hands->turn, CREW_LEAVES);
+    for (int r = 0; r < ranks; r++) {
         int status = 0;
-        ok = pid[r] > 0 && waitpid(pid[r], &status, 0) >= 0 && status == 0 && ok;
+        if (hand[r] > 0 && kill_them)
+            (void)kill(hand[r], SIGKILL);
+        ok = hand[r] > 0 && waitpid(hand[r], &status, 0) >= 0 && status == 0 && ok;
+        hand[r] = 0;
     }
     return ok;
+}
+
+static bool run_processes(const job *j) {
+    const int ranks = j->s.c.ranks;
+    if (hand[0] <= 0 && !crew_make(j))
+        return false;
+    const int turn = atomic_load(&all_hands->turn) + 1;
+    int through = 0;
+    all_hands->s = j->s;
+    atomic_store(&all_hands->turn, turn);
+    while (through < ranks) {
+        siginfo_t gone = {.si_pid = 0};
+        usleep(500);
+        through = 0;
+        for (int r = 0; r < ranks; r++)
+            through += atomic_load(&all_hands->through[r]) == turn;
+        if (through < ranks &&
+            (waitid(P_ALL, 0, &gone, WEXITED | WNOHANG | WNOWAIT) != 0 || gone.si_pid != 0)) {
+            (void)crew_end(ranks, true);
+            return false;
+        }
+    }
+    return true;
 }
 
 /* Every rank fails, the first with the fault's own error, and its y is NaN. */
@@ -595,5 +657,5 @@ int main(int argc, char **argv) {
         run_times(&j, threads, ranks, 3);
     else if (argc > first && asked(argc, argv, "large", first))
         run_times(&j, threads, ranks, 1);
-    return test_failed;
+    return crew_end(ranks, false) ? test_failed : 1;
 }
