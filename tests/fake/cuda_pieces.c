@@ -236,11 +236,12 @@ typedef struct kind {
     void *rest[2];
 } kind;
 
-/* FAKE_CUDA_NO_IPC=N: process number N has asked for no handles. */
+/* FAKE_CUDA_NO_IPC=N: process number N has asked for no handles.  FAKE_CUDA_UNSEEN=N: it does not
+ * see others' GPUs. */
 EXPORT int cuMemGetAllocationPropertiesFromHandle(kind *out, memory m) {
     FAILS;
-    (void)m;
-    *out = (kind){1, !is_rank("FAKE_CUDA_NO_IPC"), 1, 0, {NULL, NULL}};
+    const int unseen = ((piece *)(uintptr_t)m)->imported && is_rank("FAKE_CUDA_UNSEEN");
+    *out = (kind){1, !is_rank("FAKE_CUDA_NO_IPC"), 1, unseen ? -2 : 0, {NULL, NULL}};
     return 0;
 }
 

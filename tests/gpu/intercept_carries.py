@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether something is carried at all, with the variables that the plugin itself sets and with one GPU
-for each rank: a part of intercept.py's ranks, and what its driver reads of their last words."""
+"""Whether most is carried with the variables that the plugin itself sets and with one GPU for each rank (not
+both: there NCCL is faster, and the reason is told): a part of intercept.py's ranks, and what its driver reads of their last words."""
 import re
 import time
 
@@ -10,13 +10,13 @@ ONE_GPU = "ONE_GPU"  # of a case's environment: each rank sees its own GPU alone
 SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 PLUGIN = dict(SEGMENTS, TORCH_NCCL_HIGH_PRIORITY="1", NCCL_GRAPH_REGISTER="0", NVTE_FWD_LAYERNORM_SM_MARGIN="16",
               NVTE_BWD_LAYERNORM_SM_MARGIN="16")
-SETTINGS = [{}, SEGMENTS, PLUGIN, dict(PLUGIN, **{ONE_GPU: "1"}), {ONE_GPU: "1"}]
+SETTINGS = [{}, SEGMENTS, PLUGIN, dict({ONE_GPU: "1"}, **PLUGIN), {ONE_GPU: "1"}]
 TOLD = {"EP_OVERLAP_RECORD": "1"}  # rank 0 says at its end what was carried
 LINE = re.compile(r"NCCL messages of rank 0: ([0-9.]+) MB in .*; ([0-9.]+) MB carried by copy engines(.*)")
 
 
 def cases():
-    return [("accelerate", [["carries", [[4, 64, 256], 20]]], 40, dict(TOLD, **setting)) for setting in SETTINGS]
+    return [("accelerate", [["carries", [[4, 64, 256], 20]]], 40, dict(setting, **TOLD)) for setting in SETTINGS]
 
 
 def environment(extra, rank):
@@ -88,10 +88,13 @@ def activities(r, mb, turns=6):
         say(mb=mb, activities={name: [len(us), round(median(us), 1)] for name, us in took.items()})
 
 
-def nothing_carried(said):
+def wrongly_carried(name, said):
     """Of what rank 0 of such a case said: None, or what is wrong."""
+    unseen = ONE_GPU in name and "PYTORCH" in name
     lines = [m for m in map(LINE.search, said) if m]
     if not lines:
         return "rank 0 does not tell what it carried"
     whole, carried, rest = float(lines[-1].group(1)), float(lines[-1].group(2)), lines[-1].group(3)
+    if unseen:
+        return None if carried == 0 and "cannot be mapped" in rest else "%.1f MB were carried%s" % (carried, rest)
     return None if carried > whole / 2 else "%.1f MB of %.1f MB were carried%s" % (carried, whole, rest)

@@ -277,6 +277,7 @@ check "memory in pieces: one rank takes long to map them" arrives 2 random 30 "$
 check "memory in pieces: one rank asked for no handles, the other's is used" arrives 2 random 20 "${pieces[@]}" FAKE_CUDA_NO_IPC=0
 check "memory in pieces without handles is told" left_alone "memory that cannot be exported" 2 random 20 "${pieces[@]}" FAKE_CUDA_NO_IPC=1 FAKE_CUDA_NO_P2P=1
 check "memory in pieces: one rank without P2P is told" left_alone "peer's memory cannot be mapped" 2 random 20 "${pieces[@]}" FAKE_CUDA_NO_P2P=0
+check "memory in pieces of a GPU that a rank does not see is told" left_alone "GPUs visible to each rank" 2 random 20 "${pieces[@]}" FAKE_CUDA_UNSEEN=0
 mixed() { # one rank has the interposer off: nobody carries, nothing hangs
     local unique=m$BASHPID-$RANDOM r status=0 pids=() modes=(accelerate off)
     for r in 0 1; do

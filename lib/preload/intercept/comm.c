@@ -44,7 +44,7 @@ static const char *const advices[FALLBACKS] = {
     [FALLBACK_CONNECTIONS] = "unset it, or set it to 8 or more",
     [FALLBACK_SMALL] = "EP_OVERLAP_INTERPOSE_LEAST has the least size",
     [FALLBACK_MEMORY] = "PyTorch's expandable segments need 2.6, cudaMallocAsync's pools cannot be",
-    [FALLBACK_UNREACHED] = "nvidia-smi topo -p2p r tells whether the GPUs reach each other",
+    [FALLBACK_UNREACHED] = "it takes P2P; expandable segments: GPUs visible to each rank",
     [FALLBACK_WHOLE] = "EP_OVERLAP_INTERPOSE_ALLTOALL=1 on all ranks carries it",
     [FALLBACK_LATE] = "EP_OVERLAP_INTERPOSE_WAIT has the microseconds that a rank waits for a peer",
 };

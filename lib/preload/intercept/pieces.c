@@ -226,6 +226,14 @@ void pieces_heard(channel *ch, int peer, uint64_t id, bool reached) {
 
 /* ---- theirs ---- */
 
+/* Where this process does not see the peer's GPU, the driver takes a copy to its pieces for one
+ * inside this GPU, whose SMs make it: slower than NCCL, and no engine's.  (Not so with CUDA IPC.)
+ */
+static bool is_seen(const cuda_driver *cu, cu_memory piece) {
+    cu_memory_kind kind = {.location = {CU_LOCATION_DEVICE, 0}};
+    return cu->piece_kind(&kind, piece) != 0 || kind.location.id >= 0;
+}
+
 /* All pieces in a row at `base`, and access to them. */
 static bool map_all(const channel *ch, cu_pointer base, uint64_t size, const hand_stretch *s,
                     char *handles) {
@@ -243,7 +251,7 @@ static bool map_all(const channel *ch, cu_pointer base, uint64_t size, const han
                                 (int)s->kind) == 0;
         if (!done)
             break;
-        done = cu->piece_map(at, s->bytes[i], 0, piece, 0) == 0;
+        done = is_seen(cu, piece) && cu->piece_map(at, s->bytes[i], 0, piece, 0) == 0;
         (void)cu->piece_release(piece); /* (the mapping holds it) */
         if (!done)
             break;
