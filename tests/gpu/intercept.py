@@ -231,6 +231,7 @@ def part_churn(r, calls):
     torch.cuda.empty_cache()
     for _ in range(3):  # what was freed is told, and given back, at an exchange half a second after the last
         time.sleep(0.6)
+        torch.cuda.empty_cache()  # (torch's own watchdog may have held the last ones before)
         dist.all_to_all_single(torch.empty_like(small), small, [256] * r.ranks, [256] * r.ranks)
         torch.cuda.synchronize()
     dist.barrier()
@@ -531,7 +532,7 @@ def left_out(name, options):
 
 def show(options, name, outcome, seconds):
     status, results, other = outcome
-    wrong = carries.nothing_carried(other) if name.startswith("carries") and status == 0 else None
+    wrong = carries.wrongly_carried(name, other) if name.startswith("carries") and status == 0 else None
     if wrong is not None:
         status, other = 1, other + [wrong]
     for fields in results:
