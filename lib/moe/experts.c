@@ -125,7 +125,9 @@ epo_status moe_layer_forward(epo_layer *layer, epo_plan *plan, const void *x, vo
     moe_tune_start(plan, MOE_TUNE_FORWARD);
     moe_forward_memory(&p, layer, saved, keep, &b);
     void *rows = saved->x.ptr != NULL ? saved->x.ptr : b.x.ptr;
-    p.singly = plan->singly && !p.custom && p.tokens == NULL && plan->way == EPO_WAY_STORES;
+    /* By what is the same on all ranks: one that got no rows has none to save. */
+    p.singly = plan->singly && !p.custom && layer->config.saved != EPO_SAVE_TOKENS &&
+               plan->way == EPO_WAY_STORES;
     moe_pass_dispatch(&p, x);
     if (p.status == EPO_OK)
         p.status = moe_wgrad_issue_delayed(g);

@@ -67,6 +67,38 @@ static void every_way_gives_the_same_bits(void) {
             }
 }
 
+/* Also where all tokens are some ranks', and others get none. */
+static void what_is_saved_does_not_matter(void) {
+    for (int i = 0; i < 4 * CASE_STYLES; i++) {
+        moe_case c = {.seed = (uint64_t)(700 + i),
+                      .ranks = 2 + i % 2,
+                      .experts = 4 * (2 + i % 2),
+                      .hidden = 20,
+                      .ffn = 12,
+                      .top_k = 3,
+                      .batches = 2,
+                      .max_tokens = 12,
+                      .type = i / 2 % 2 ? EPO_BF16 : EPO_F32,
+                      .style = (case_style)(i / 4)};
+        moe_answer answer;
+        moe_result rows, other;
+        moe_how how = {
+            .dispatcher = EPO_DISPATCH_FLEX, .overlap = 1, .chunks = 1, .wgrad_type = EPO_F32};
+        moe_case_fill(&c);
+        moe_reference(&c, &answer);
+        CU_ASSERT(right(&c, &how, &answer, true, &rows));
+        for (int saved = EPO_SAVE_TOKENS; saved <= EPO_SAVE_NOTHING; saved++) {
+            how.saved = (epo_saved_mode)saved;
+            CU_ASSERT(right(&c, &how, &answer, true, &other) &&
+                      moe_agrees(&c, &how, &rows, &other));
+            moe_result_free(&other);
+        }
+        moe_result_free(&rows);
+        moe_answer_free(&answer);
+        moe_case_free(&c);
+    }
+}
+
 /* What lies in dw1 and dw2 before, NaN, is not read, the batches behind the first are added, and
  * experts without rows have zeros. */
 static void a_step_begins_with_fresh_gradients(void) {
@@ -173,6 +205,7 @@ static void random_layers_agree_with_the_reference(void) {
 int main(void) {
     const CU_TestInfo tests[] = {
         {"serial, overlapped, delayed: the same bits", every_way_gives_the_same_bits},
+        {"rows, tokens or nothing saved: the same bits", what_is_saved_does_not_matter},
         {"wider rows agree too", wider_rows_agree_too},
         {"a step begins with fresh gradients", a_step_begins_with_fresh_gradients},
         {"shapes at the edges", shapes_at_the_edges},
