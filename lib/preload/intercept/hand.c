@@ -3,6 +3,7 @@
 
 #include "preload/intercept/hand.h"
 
+#include <poll.h>
 #include <stddef.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -10,23 +11,32 @@
 #include <unistd.h>
 
 #define FABRIC_BYTES 64
+#define QUEUE 64         /* that wait to be taken */
+#define SEND_LIMIT_MS 10 /* from a connection to what it is made for */
 #define NAME_AT offsetof(struct sockaddr_un, sun_path)
 
-typedef union control { /* of one message: descriptors and who sends them */
+typedef union control { /* of one message: its descriptors */
     struct cmsghdr header;
-    char bytes[CMSG_SPACE(HAND_PIECES * sizeof(int)) + CMSG_SPACE(sizeof(struct ucred))];
+    char bytes[CMSG_SPACE(HAND_PIECES * sizeof(int))];
 } control;
+
+/* The other end of a connection is a process of this user. */
+static bool is_ours(int connection) {
+    struct ucred who;
+    socklen_t size = sizeof who;
+    return getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &who, &size) == 0 &&
+           size == sizeof who && who.uid == geteuid();
+}
 
 /* The kernel gives it a name that nobody has (an abstract one: a zero and five digits). */
 int hand_open(char name[AGREE_SOCKET]) {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
     socklen_t size = sizeof at;
-    const int one = 1, s = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    const int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     memset(name, 0, AGREE_SOCKET);
     if (s < 0)
         return -1;
-    if (setsockopt(s, SOL_SOCKET, SO_PASSCRED, &one, sizeof one) != 0 ||
-        bind(s, (struct sockaddr *)&at, sizeof at.sun_family) != 0 ||
+    if (bind(s, (struct sockaddr *)&at, sizeof at.sun_family) != 0 || listen(s, QUEUE) != 0 ||
         getsockname(s, (struct sockaddr *)&at, &size) != 0 || size <= NAME_AT + 1 ||
         size - NAME_AT >= AGREE_SOCKET) {
         close(s);
@@ -37,19 +47,32 @@ int hand_open(char name[AGREE_SOCKET]) {
     return s;
 }
 
-bool hand_give(int socket_, const char name[AGREE_SOCKET], const hand_stretch *s,
-               const void *handles) {
+/* To whoever has that name now, if it is this user: the rank that had it may be gone.  -1: no. */
+static int reach(const char name[AGREE_SOCKET]) {
     struct sockaddr_un to = {.sun_family = AF_UNIX};
+    const size_t length = (unsigned char)name[0];
+    if (length == 0 || length >= AGREE_SOCKET)
+        return -1;
+    memcpy(to.sun_path, name + 1, length);
+    const int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (s >= 0 && connect(s, (struct sockaddr *)&to, (socklen_t)(NAME_AT + length)) == 0 &&
+        is_ours(s))
+        return s;
+    if (s >= 0)
+        close(s);
+    return -1;
+}
+
+bool hand_give(const char name[AGREE_SOCKET], const hand_stretch *s, const void *handles) {
     control c = {.bytes = {0}};
-    const size_t length = (unsigned char)name[0], carried = s->count * sizeof(int);
+    const size_t carried = s->count * sizeof(int);
     const bool fabric = s->kind == CU_HANDLE_FABRIC;
     struct iovec parts[2] = {{(void *)(uintptr_t)s, sizeof *s},
                              {(void *)(uintptr_t)handles, fabric ? s->count * FABRIC_BYTES : 0}};
-    struct msghdr m = {.msg_name = &to, .msg_iov = parts, .msg_iovlen = 2};
-    if (length == 0 || length >= AGREE_SOCKET || s->count == 0 || s->count > HAND_PIECES)
+    struct msghdr m = {.msg_iov = parts, .msg_iovlen = 2};
+    const int to = s->count > 0 && s->count <= HAND_PIECES ? reach(name) : -1;
+    if (to < 0)
         return false;
-    memcpy(to.sun_path, name + 1, length);
-    m.msg_namelen = (socklen_t)(NAME_AT + length);
     if (!fabric) {
         m.msg_control = &c;
         m.msg_controllen = CMSG_SPACE(carried);
@@ -58,25 +81,19 @@ bool hand_give(int socket_, const char name[AGREE_SOCKET], const hand_stretch *s
             .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(carried)};
         memcpy(CMSG_DATA(h), handles, carried);
     }
-    return sendmsg(socket_, &m, MSG_DONTWAIT | MSG_NOSIGNAL) > 0;
+    const bool sent = sendmsg(to, &m, MSG_DONTWAIT | MSG_NOSIGNAL) > 0;
+    close(to);
+    return sent;
 }
 
-/* The descriptors that came, and whether this user sent them. */
-static uint32_t descriptors(struct msghdr *m, int *to, bool *ours) {
+/* The descriptors that came. */
+static uint32_t descriptors(struct msghdr *m, int *to) {
     uint32_t count = 0;
-    *ours = false;
-    for (struct cmsghdr *h = CMSG_FIRSTHDR(m); h != NULL; h = CMSG_NXTHDR(m, h)) {
-        if (h->cmsg_level != SOL_SOCKET)
-            continue;
-        if (h->cmsg_type == SCM_CREDENTIALS && h->cmsg_len >= CMSG_LEN(sizeof(struct ucred))) {
-            struct ucred who;
-            memcpy(&who, CMSG_DATA(h), sizeof who);
-            *ours = who.uid == geteuid();
-        } else if (h->cmsg_type == SCM_RIGHTS) {
+    for (struct cmsghdr *h = CMSG_FIRSTHDR(m); h != NULL; h = CMSG_NXTHDR(m, h))
+        if (h->cmsg_level == SOL_SOCKET && h->cmsg_type == SCM_RIGHTS) {
             count = (uint32_t)((h->cmsg_len - CMSG_LEN(0)) / sizeof(int));
             memcpy(to, CMSG_DATA(h), count * sizeof(int));
         }
-    }
     return count;
 }
 
@@ -89,25 +106,39 @@ static bool is_whole(const hand_stretch *s, size_t bytes, uint32_t carried) {
                 : s->kind == CU_HANDLE_DESCRIPTOR && carried == n && bytes == sizeof *s);
 }
 
-bool hand_take(int socket_, hand_stretch *s, void *handles) {
-    for (;;) {
-        int got[sizeof(control) / sizeof(int)];
-        control c = {.bytes = {0}};
-        struct iovec parts[2] = {{s, sizeof *s}, {handles, (size_t)HAND_PIECES * FABRIC_BYTES}};
-        struct msghdr m = {
-            .msg_iov = parts, .msg_iovlen = 2, .msg_control = &c, .msg_controllen = sizeof c};
-        bool ours;
-        const ssize_t n = recvmsg(socket_, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-        if (n < 0)
-            return false;
-        const uint32_t carried = descriptors(&m, got, &ours);
-        if (ours && (m.msg_flags & (MSG_CTRUNC | MSG_TRUNC)) == 0 &&
-            is_whole(s, (size_t)n, carried)) {
-            if (carried > 0)
-                memcpy(handles, got, carried * sizeof(int));
-            return true;
-        }
-        for (uint32_t i = 0; i < carried; i++)
-            close(got[i]);
+/* What one of this user's has sent, or is about to. */
+static bool take_from(int connection, hand_stretch *s, void *handles) {
+    int got[sizeof(control) / sizeof(int)];
+    control c = {.bytes = {0}};
+    struct iovec parts[2] = {{s, sizeof *s}, {handles, (size_t)HAND_PIECES * FABRIC_BYTES}};
+    struct msghdr m = {
+        .msg_iov = parts, .msg_iovlen = 2, .msg_control = &c, .msg_controllen = sizeof c};
+    struct pollfd there = {.fd = connection, .events = POLLIN};
+    const ssize_t n = poll(&there, 1, SEND_LIMIT_MS) == 1
+                          ? recvmsg(connection, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC)
+                          : -1;
+    if (n < 0)
+        return false;
+    const uint32_t carried = descriptors(&m, got);
+    if ((m.msg_flags & (MSG_CTRUNC | MSG_TRUNC)) == 0 && is_whole(s, (size_t)n, carried)) {
+        if (carried > 0)
+            memcpy(handles, got, carried * sizeof(int));
+        return true;
     }
+    for (uint32_t i = 0; i < carried; i++)
+        close(got[i]);
+    return false;
+}
+
+bool hand_take(int socket_, hand_stretch *s, void *handles) {
+    for (int i = 0; i <= QUEUE; i++) { /* (a stranger may come again and again) */
+        const int from = accept4(socket_, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (from < 0)
+            return false;
+        const bool taken = is_ours(from) && take_from(from, s, handles);
+        close(from);
+        if (taken)
+            return true;
+    }
+    return false;
 }

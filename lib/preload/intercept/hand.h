@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * hand.h - descriptors of memory that is mapped in pieces, from one rank to another of its node:
- * one datagram for each stretch, sent before it is offered, so whoever sees the offer finds it.
+ * one connection and message for each stretch, sent before it is offered, so whoever sees the offer
+ * finds it.  Each end looks whether the other is this user's, also where a name has a new owner.
  */
 #ifndef EPO_INTERCEPT_HAND_H
 #define EPO_INTERCEPT_HAND_H
@@ -25,8 +26,7 @@ typedef struct hand_stretch {
 /* One end, and the name that others send to.  -1: there is none. */
 int hand_open(char name[AGREE_SOCKET]);
 /* False: it did not go.  handles: `count` descriptors, or fabric handles of 64 bytes. */
-bool hand_give(int socket, const char name[AGREE_SOCKET], const hand_stretch *s,
-               const void *handles);
+bool hand_give(const char name[AGREE_SOCKET], const hand_stretch *s, const void *handles);
 /* The next that has come, of this user's processes alone; false: none.  Descriptors are the
  * caller's, in `handles` (of HAND_PIECES * 64 bytes). */
 bool hand_take(int socket, hand_stretch *s, void *handles);

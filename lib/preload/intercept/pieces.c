@@ -193,7 +193,7 @@ static bool hand_over(const channel *ch, int peer, const reach_entry *e) {
         s->from = (uint32_t)ch->agree.me;
         s->kind = (uint32_t)e->kind;
         s->count = e->count;
-        done = hand_give(ch->hand, ch->agree.room->card[peer].socket, s, handles);
+        done = hand_give(ch->agree.room->card[peer].socket, s, handles);
     }
     close_all(e->kind, handles, n);
     free(handles);
