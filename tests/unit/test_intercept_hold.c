@@ -40,6 +40,7 @@ static struct {
     atomic_int put;         /* on streams, ever */
     atomic_int refused;     /* copies that are refused from now on */
     atomic_bool records_fail;
+    agree_gone *tells; /* where the peer tells of much more while memory is given back */
 } gpu;
 static _Thread_local int capture_mode; /* 0: global */
 
@@ -73,8 +74,15 @@ static cu_result d_ipc_open(cu_pointer *out, cu_ipc_handle h, unsigned flags) {
     *out = (cu_pointer)malloc(64);
     return 0;
 }
+static void tell(agree_gone *gone, uint64_t id) {
+    atomic_store(&gone->id[atomic_load(&gone->count) % AGREE_GONE], id);
+    atomic_fetch_add(&gone->count, 1);
+}
 static cu_result d_ipc_close(cu_pointer p) {
     unsafe();
+    for (uint64_t i = 0; i < AGREE_GONE && gpu.tells != NULL; i++)
+        tell(gpu.tells, 5000 + i);
+    gpu.tells = NULL;
     atomic_fetch_add(&gpu.closing, 1);
     while (atomic_load(&gpu.held))
         usleep(1000);
@@ -622,6 +630,31 @@ static void test_small(void) {
     pair_leave(&p);
 }
 
+/* A peer tells of what it has freed while this rank reads what it told before: none is missed. */
+static void test_told_meanwhile(void) {
+    for (uint64_t more = 0; more < 2; more++) {
+        pair p;
+        pair_open(&p, 160 + (unsigned)more);
+        channel *ch = comm_channel(p.comm);
+        const int peer = p.other.me;
+        agree_gone *gone = &p.other.room->gone[peer];
+        for (uint64_t id = 1; id <= 3; id++) {
+            const agree_offer offer = {.id = id, .bytes = 64, .size = 64};
+            CU_ASSERT_TRUE(reach_open(ch, peer, &offer) != 0);
+        }
+        CU_ASSERT_EQUAL(atomic_load(&gpu.opened), 3);
+        tell(gone, 1);
+        tell(gone, 2);
+        gpu.tells = more ? gone : NULL;
+        reach_tidy(ch, true);
+        CU_ASSERT_EQUAL(atomic_load(&gpu.opened), more ? 0 : 1);
+        channel_put(ch);
+        channel_close(comm_retire(comm_find(p.handle)));
+        expect_released();
+        pair_leave(&p);
+    }
+}
+
 static void count(const comm *c, void *n) {
     (void)c;
     ++*(int *)n;
@@ -655,6 +688,7 @@ int main(void) {
         {"a release that waits for another communicator", test_release_waits},
         {"an end beside a capture", test_end_beside_a_capture},
         {"small messages", test_small},
+        {"what is told meanwhile", test_told_meanwhile},
         {"communicators that are gone", test_gone},
         {"an exchange does not wait for a release", test_exchange_goes_on},
         {"a part of an exchange", test_part_of_an_exchange}, /* (leaves something open: the last) */

@@ -194,19 +194,25 @@ static void leave(channel *ch, reach_table *t, reach_entry *e) {
         forget(ch, t, e);
 }
 
-static void take_gone(channel *ch, int peer) {
+static unsigned count_gone(const channel *ch, int peer) {
+    return atomic_load(&ch->agree.room->gone[peer].count);
+}
+
+/* Up to `count`. */
+static void take_gone(channel *ch, int peer, unsigned count) {
     channel_peer *p = &ch->peer[peer];
-    agree_gone *gone = &ch->agree.room->gone[peer];
-    const unsigned count = atomic_load(&gone->count);
-    const bool missed = count - p->gone > AGREE_GONE; /* then all go */
-    for (int i = 0; i < CHANNEL_REACH && missed; i++)
-        leave(ch, p->opened, &p->opened->entry[i]);
-    for (; p->gone != count && !missed; p->gone++) {
+    const agree_gone *gone = &ch->agree.room->gone[peer];
+    const unsigned begun = p->gone;
+    for (; p->gone != count && count - p->gone <= AGREE_GONE; p->gone++) {
         reach_entry *e = entry_of(p->opened, atomic_load(&gone->id[p->gone % AGREE_GONE]));
         if (e != NULL && e->id != 0)
             leave(ch, p->opened, e);
     }
     p->gone = count;
+    /* The peer has written over some, perhaps under our eyes: all go. */
+    const bool missed = count_gone(ch, peer) - begun >= AGREE_GONE;
+    for (int i = 0; i < CHANNEL_REACH && missed; i++)
+        leave(ch, p->opened, &p->opened->entry[i]);
 }
 
 static bool any_leaving(const channel *ch) {
@@ -231,12 +237,15 @@ static bool has_ended(const channel *ch, bool force) {
 }
 
 void reach_tidy(channel *ch, bool may) {
+    unsigned gone[AGREE_RANKS] = {0}; /* before what is heard, which may be among it */
     tell_gone(ch);
+    for (int i = 0; i < ch->count; i++)
+        gone[i] = count_gone(ch, i);
     if (may)
         pieces_hear(ch); /* (what nobody takes stays in use, too) */
     for (int i = 0; may && i < ch->count; i++)
         if (channel_has(ch, i))
-            take_gone(ch, i);
+            take_gone(ch, i, gone[i]);
     if (!any_leaving(ch) || !has_ended(ch, may))
         return;
     for (int i = 0; i < ch->count; i++)
