@@ -56,7 +56,8 @@ bool moe_buffer_home(const epo_buffer *b) {
 
 /* Everything peers write lies in one window.  alltoall: rows arrive expert-major
  * and return to their place in the sending order (padding too).  flex: one row a (token, rank),
- * at most most_tokens from each peer; at most min(R, K) come back a token. */
+ * at most most_tokens from each peer; at most min(R, K) come back a token, or K, where they may one
+ * by one. */
 static bool lay_out(epo_buffer *b, uint64_t max_rows) {
     uint64_t full = moe_capacity_of(b, b->max_tokens, b->top_k);
     uint64_t ranks = (uint64_t)b->peers.count, k = (uint64_t)b->top_k;
@@ -339,7 +340,8 @@ static epo_status disagree(const buffer_digest *a, const buffer_digest *b, int r
         {"align_rows", a->align, b->align},
         {"type", a->type, b->type},
         {"dispatcher", a->dispatcher, b->dispatcher},
-        {"what EP_OVERLAP_CHUNKS_FILE and EP_OVERLAP_CUDA_WAY give", a->tuned, b->tuned},
+        {"what EP_OVERLAP_CHUNKS_FILE, EP_OVERLAP_CUDA_WAY and EP_OVERLAP_CUDA_FLEX_HOME give",
+         a->tuned, b->tuned},
         {"capacity", a->capacity, b->capacity},
         {"overflow", a->overflow, b->overflow},
         {"pad_to_capacity", a->pad, b->pad},

@@ -85,7 +85,9 @@ static bool take_line(epo_buffer *b, const char *line) {
         return line[strspn(line, " \t\r\n")] == '\0';
     if (strcmp(word, dispatcher_of(b)) != 0 || v[0] != b->group->ranks || v[1] != b->experts ||
         v[2] != b->hidden || v[3] != b->top_k || v[4] < 0 || v[4] >= MOE_TUNE_CLASSES || v[5] < 1 ||
-        v[5] > FILE_CHUNKS_MAX || ((b->tune.homes || b->tune.tails) && v[5] != 1))
+        v[5] > FILE_CHUNKS_MAX ||
+        /* One chunk of flex has questions of its own. */
+        (b->dispatcher == EPO_DISPATCH_FLEX && (v[5] == 1) != (b->chunks == 1)))
         return true;
     moe_tune_class *c = &b->tune.of[v[4]];
     const bool engines = strcmp(way, "engines") == 0 && (ways_of(b) & 1U << EPO_WAY_ENGINES) != 0;

@@ -129,6 +129,15 @@ static void test_home_file(void) {
     CU_ASSERT_EQUAL(marks_used, 0);
     CU_ASSERT(home_of(&w, 8192, 0.5));
     CU_ASSERT_FALSE(plain);
+    given = 2; /* what one chunk has is no answer for more of them */
+    info.ways = 1U << EPO_WAY_STORES | 1U << EPO_WAY_ENGINES;
+    engines_take = 0.5;
+    world_open(&w, 64, true);
+    CU_ASSERT_EQUAL(settle(&w, 4096, a_second), 2);
+    CU_ASSERT_EQUAL(way, EPO_WAY_ENGINES);
+    engines_take = 1;
+    info.ways = 0;
+    given = 1;
     info.few = true;
     CU_ASSERT(home_of(&w, 4096, 2) && !plain);
     f = fopen(path, "a");
