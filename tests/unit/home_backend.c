@@ -34,8 +34,18 @@ static int case_of(void) {
     return (int)(wish != NULL ? strtol(wish, NULL, 10) : (long)getpid()) % CASES;
 }
 
+static pid_t program;
+__attribute__((constructor)) static void begin(void) { program = getpid(); }
+
+/* What the case is there for has to have been done. */
 __attribute__((destructor)) static void tell(void) {
-    fprintf(stderr, "HOME_CASE=%d: %ld chains, %ld sums\n", case_of(), chains, sums);
+    const int c = case_of();
+    fprintf(stderr, "HOME_CASE=%d: %ld chains, %ld sums\n", c, chains, sums);
+    if (getpid() == program &&
+        ((chains > 0) != (c != APART && c != TAILS) || (sums > 0) != (c != TAILS))) {
+        fprintf(stderr, "home_backend: not as the case has it\n");
+        _exit(1);
+    }
 }
 
 static void die(const char *what) {
