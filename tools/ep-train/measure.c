@@ -12,7 +12,7 @@
 
 #define WARM_UP 2
 #define TRIALS 16
-#define TRIALS_GPU 100
+#define TRIALS_GPU 150
 #define RECORDED 3 /* passes with intervals, apart from the timed ones */
 #define CAPACITY (1u << 17)
 
