@@ -323,8 +323,8 @@ static void play_nodes(int ranks, int nodes) {
 
 int main(int argc, char **argv) {
     if (argc < 4) {
-        fprintf(stderr, "usage: layer threads|processes RANKS CASES [SEED [ARMS [e4m3] [budgets] "
-                        "[nodes=N] [from=N]]]\n");
+        fprintf(stderr, "usage: layer threads|processes RANKS CASES [SEED [ARMS [e4m3] [home] "
+                        "[budgets] [nodes=N] [from=N]]]\n");
         return 2;
     }
     const bool threads = strcmp(argv[1], "threads") == 0;
