@@ -390,8 +390,8 @@ typedef struct epo_layer_config {
      * a call hold until it returns (host) or what it enqueued has run (CUDA).  A status
      * other than EPO_OK ends the group's work on all ranks. */
     epo_status (*expert)(void *ctx, const epo_expert_call *call);
-    int expert_wgrad; /* not 0: it is called for EPO_EXPERT_WGRAD, too */
-    epo_saved_mode saved;
+    int expert_wgrad;     /* not 0: it is called for EPO_EXPERT_WGRAD, too */
+    epo_saved_mode saved; /* the same on all ranks, as whether there is an `expert` */
 } epo_layer_config;
 #define EPO_LAYER_CONFIG_INIT                                                                      \
     {                                                                                              \
