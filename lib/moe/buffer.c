@@ -46,7 +46,8 @@ static void lay_out_links(window_layout *w, epo_buffer *b) {
 
 bool moe_buffer_home(const epo_buffer *b) {
     const epo_group *g = b->group;
-    const uint32_t unit = g->ops->info(g->be)->home;
+    const epo_backend_info *info = g->ops->info(g->be);
+    const uint32_t unit = info->ways == 1U << EPO_WAY_ENGINES ? 0 : info->home;
     return b->dispatcher == EPO_DISPATCH_FLEX && unit > 0 && b->row_bytes % unit == 0 &&
            g->overlap && b->peers.count > 1 && !b->links && !b->replays && !b->pad &&
            b->wire == EPO_WIRE_ROWS &&

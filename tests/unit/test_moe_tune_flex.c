@@ -50,6 +50,10 @@ static void test_home(void) {
     CU_ASSERT_FALSE(home_of(&w, 4096, 0.5));
     CU_ASSERT_EQUAL(marks_used, 0);
     info.home = 16;
+    info.ways = 1U << EPO_WAY_ENGINES; /* nothing is stored one by one */
+    CU_ASSERT_FALSE(home_of(&w, 4096, 0.5));
+    CU_ASSERT_EQUAL(marks_used, 0);
+    info.ways = 0;
     info.home_asked = true;
     CU_ASSERT(home_of(&w, 4096, 2));
     CU_ASSERT_EQUAL(marks_used, 0);
