@@ -159,6 +159,22 @@ int pieces_free(uintptr_t p) {
     return r;
 }
 
+/* Every third piece of an allocation, from `first` on, is unmapped and a new one is in its place,
+ * as expandable segments do with what is free between what is not. */
+EXPORT int fake_cuda_renew(uintptr_t p, int first) {
+    const size_t each = pieces_wanted();
+    int r = 1;
+    pthread_mutex_lock(&context.lock);
+    for (int i = 0; i < RANGES && each > 0 && r != 0; i++)
+        if (context.range[i].at == p && p != 0) {
+            r = 0;
+            for (size_t at = (size_t)first * each; at < context.range[i].size; at += 3 * each)
+                r = r != 0 || unmap(p + at, each) != 0 || fill(p + at, each, each) != 0;
+        }
+    pthread_mutex_unlock(&context.lock);
+    return r;
+}
+
 /* The range that was reserved, as libcuda has it; of imported ones nobody asks. */
 static int range_of(uintptr_t p) {
     for (int i = 0; i < RANGES; i++)

@@ -37,6 +37,7 @@ static int (*wait_value)(cudaStream_t, uintptr_t, uint32_t, unsigned);
 static int (*write_value)(cudaStream_t, uintptr_t, uint32_t, unsigned);
 static int (*instantiate)(void **, void *, unsigned long long); /* NULL: the stand-in */
 static int (*opened)(int *); /* of the stand-in; NULL: the driver */
+static int (*renew_pieces)(uintptr_t, int);
 static int rank, ranks;
 static uint64_t state = 1;
 
@@ -84,6 +85,8 @@ static void open_cuda(void) {
     FIND(write_value, "cuStreamWriteValue32_v2");
     f = dlsym(cuda, "fake_cuda_opened");
     memcpy(&opened, &f, sizeof f);
+    f = dlsym(cuda, "fake_cuda_renew");
+    memcpy(&renew_pieces, &f, sizeof f);
     int (*init)(unsigned), (*retain)(void **, int), (*set)(void *);
     f = dlsym(cuda, "cuInit"); /* the stand-in needs none of this */
     if (f == NULL)
@@ -350,6 +353,8 @@ static void two_streams(ncclComm_t c, cudaStream_t s, uint64_t count) {
 static void renew(ncclComm_t c, cudaStream_t s, uint64_t count) {
     for (uint64_t call = 0; call < count; call++) {
         exchange(c, s, call);
+        if (call % 4 != 3 && renew_pieces != NULL && getenv("FAKE_CUDA_PIECES") != NULL)
+            MUST(renew_pieces(recv_buffer.device, (int)(call % 3)));
         if (call % 4 == 3) {
             MUST(mem_free(send_buffer.device));
             MUST(mem_free(recv_buffer.device));
