@@ -228,6 +228,7 @@ void pieces_heard(channel *ch, int peer, uint64_t id, bool reached) {
 
 /* Where this process does not see the peer's GPU, the driver takes a copy to its pieces for one
  * inside this GPU, whose SMs make it: slower than NCCL, and no engine's.  (Not so with CUDA IPC.)
+ * Seen on driver 580: the location of what was imported is then -2, and the GPU's number else.
  */
 static bool is_seen(const cuda_driver *cu, cu_memory piece) {
     cu_memory_kind kind = {.location = {CU_LOCATION_DEVICE, 0}};
