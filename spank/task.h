@@ -42,7 +42,8 @@ epo_status ep_task_set(struct ep_plugin *plugin, spank_t spank, const char *prel
                        const struct ep_intercept *intercept, char **told);
 
 /* task_vars.c: the site's variables and the table of an overlap run. */
-void ep_task_variables(struct ep_writer *writer, epo_facts *facts);
+void ep_task_variables(struct ep_writer *writer, epo_facts *facts,
+                       const struct ep_intercept *intercept);
 /* The arguments that frameworks need for the decision. */
 void ep_task_arguments(struct ep_writer *writer, const epo_facts *facts);
 /* True when Slurm gave the task GPUs. */

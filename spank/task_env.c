@@ -110,7 +110,7 @@ static void set_given(struct ep_writer *writer) {
     ep_writer_set(writer, EPO_OUT_GIVEN, text);
 }
 
-static void set_choices(struct ep_writer *writer) {
+static void set_choices(struct ep_writer *writer, const struct ep_intercept *intercept) {
     const struct epo_decision *decision = &writer->plugin->decision;
     int dispatcher = decision->choice[EPO_OPT_DISPATCHER].value;
     bool delayed = decision->choice[EPO_OPT_DELAY_WGRAD].value == EPO_WGRAD_DELAYED;
@@ -125,7 +125,7 @@ static void set_choices(struct ep_writer *writer) {
         writer->status = epo_fail(EPO_E_NOMEM, "the task's arguments cannot be read");
     if (facts != NULL) {
         ep_task_arguments(writer, facts);
-        ep_task_variables(writer, facts);
+        ep_task_variables(writer, facts, intercept);
     }
     epo_facts_destroy(facts);
 }
@@ -148,7 +148,7 @@ epo_status ep_task_set(struct ep_plugin *plugin, spank_t spank, const char *prel
     ep_writer_set(&writer, EPO_OUT_DECISION, plugin->decision.on ? "on" : "off");
     ep_writer_set(&writer, EPO_OUT_REASON, plugin->decision.reason);
     if (plugin->decision.on)
-        set_choices(&writer);
+        set_choices(&writer, intercept);
     set_libraries(&writer, preload, intercept);
     if (writer.status == EPO_OK)
         writer.status = epo_env_record_write(&writer.record, &text);

@@ -94,7 +94,28 @@ static void set_cache(struct ep_writer *writer, const epo_facts *facts) {
         ep_writer_preset(writer, "HYBRID_EP_CACHE_DIR", cache);
 }
 
-void ep_task_variables(struct ep_writer *writer, epo_facts *facts) {
+/* One GPU of a node whose step has several tasks. */
+static bool sees_its_own(struct ep_writer *writer) {
+    struct ep_plugin *plugin = writer->plugin;
+    uint32_t tasks = 0;
+    if (!is_set(plugin, writer->spank, "CUDA_VISIBLE_DEVICES") ||
+        has(writer, "CUDA_VISIBLE_DEVICES", ","))
+        return false;
+    return plugin->api->get_number(writer->spank, S_JOB_LOCAL_TASK_COUNT, &tasks) == 0 && tasks > 1;
+}
+
+/* Of a GPU that a task does not see, the interceptor carries no expandable segments
+ * (docs/performance.md): torch's allocator stays as it was where it is to accelerate. */
+static bool is_in_the_way(struct ep_writer *writer, const struct ep_intercept *intercept,
+                          const char *name) {
+    if (strcmp(name, ALLOCATOR) == 0)
+        return intercept->library != NULL &&
+               strcmp(intercept->mode, EPO_INTERPOSE_ACCELERATE) == 0 && sees_its_own(writer);
+    return strcmp(name, REGISTER) == 0 && !has(writer, ALLOCATOR, EXPANDABLE);
+}
+
+void ep_task_variables(struct ep_writer *writer, epo_facts *facts,
+                       const struct ep_intercept *intercept) {
     epo_launch_variable variables[EPO_LAUNCH_VARIABLES_MAX];
     size_t count = 0;
     set_site(writer);
@@ -104,7 +125,7 @@ void ep_task_variables(struct ep_writer *writer, epo_facts *facts) {
     if (writer->status == EPO_OK)
         writer->status = status;
     for (size_t i = 0; i < count; i++)
-        if (strcmp(variables[i].name, REGISTER) != 0 || has(writer, ALLOCATOR, EXPANDABLE))
+        if (!is_in_the_way(writer, intercept, variables[i].name))
             ep_writer_preset(writer, variables[i].name, variables[i].value);
     set_cache(writer, facts);
 }

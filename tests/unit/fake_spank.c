@@ -51,6 +51,7 @@ void fake_begin(spank_context_t context) {
     fake.user = 1000;
     fake.own_user = 0;
     fake.tasks = 2;
+    fake.local_tasks = 2;
     fake.loader_says = "";
     fake.exit_submission = fake.exit_task = -1;
 }
@@ -93,6 +94,7 @@ static int get_number(spank_t spank, spank_item_t item, uint32_t *value) {
     case S_JOB_STEPID: *value = fake.step; return 0;
     case S_JOB_UID: *value = fake.user; return 0;
     case S_TASK_ID: *value = fake.local_task; return 0;
+    case S_JOB_LOCAL_TASK_COUNT: *value = fake.local_tasks; return 0;
     case S_TASK_GLOBAL_ID: *value = fake.task_id; return 0;
     case S_JOB_NODEID: *value = fake.node; return 0;
     case S_JOB_NNODES: *value = fake.step_nodes; return 0;

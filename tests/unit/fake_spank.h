@@ -19,7 +19,7 @@ struct fake_env {
 struct fake {
     spank_context_t context;
     struct fake_env task, own;
-    uint32_t job, step, user, local_task, task_id, tasks, step_nodes, node;
+    uint32_t job, step, user, local_task, local_tasks, task_id, tasks, step_nodes, node;
     bool no_numbers; /* every get_number fails */
     bool fail_setenv;
     gid_t groups[8];

@@ -83,6 +83,39 @@ static void the_mode_follows_decision_site_and_program(void) {
     unlink(interceptor);
 }
 
+/* Of a GPU that a task does not see no expandable segment is carried. */
+static void the_allocator_stays_where_a_task_sees_its_own_gpu(void) {
+    static const struct {
+        const char *visible, *program, *interpose, *own;
+        uint32_t tasks;
+        const char *allocator, *registers;
+    } cases[] = {
+        {"0,1", "python", "", "", 2, "expandable_segments:True", "0"},
+        {"1", "python", "", "", 2, "", ""},
+        {"GPU-5d5ba0d6", "python", "", "", 8, "", ""},
+        {"1", "python", "", "", 1, "expandable_segments:True", "0"},        /* no peer here */
+        {"1", "python", "observe", "", 2, "expandable_segments:True", "0"}, /* carries nothing */
+        {"1", "/opt/bin/ep-train", "", "", 2, "expandable_segments:True", "0"},
+        {"1", "python", "", "expandable_segments:True", 2, "expandable_segments:True", "0"},
+        {"", "python", "", "", 2, "expandable_segments:True", "0"}, /* all are seen */
+    };
+    install();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        begin_step("", cases[i].program, "train.py");
+        fake.local_tasks = cases[i].tasks;
+        fake_put(&fake.task, "CUDA_VISIBLE_DEVICES", cases[i].visible);
+        if (cases[i].interpose[0] != '\0')
+            fake_put(&fake.task, EPO_OUT_INTERPOSE, cases[i].interpose);
+        if (cases[i].own[0] != '\0')
+            fake_put(&fake.task, "PYTORCH_CUDA_ALLOC_CONF", cases[i].own);
+        start(give_on);
+        CU_ASSERT_STRING_EQUAL(task("PYTORCH_CUDA_ALLOC_CONF"), cases[i].allocator);
+        CU_ASSERT_STRING_EQUAL(task("NCCL_GRAPH_REGISTER"), cases[i].registers);
+        fake_end();
+    }
+    unlink(interceptor);
+}
+
 static void a_users_word_wins(void) {
     install();
     begin_step("", "python", "train.py");
@@ -155,8 +188,10 @@ int main(void) {
 #define TEST(name)                                                                                 \
     { #name, name }
     const CU_TestInfo tests[] = {TEST(the_mode_follows_decision_site_and_program),
+                                 TEST(the_allocator_stays_where_a_task_sees_its_own_gpu),
                                  TEST(a_users_word_wins),
                                  TEST(both_libraries_come_last_and_go_together),
-                                 TEST(why_there_is_none_is_told), CU_TEST_INFO_NULL};
+                                 TEST(why_there_is_none_is_told),
+                                 CU_TEST_INFO_NULL};
     return box_run("spank intercept", tests);
 }
