@@ -87,11 +87,16 @@ static void refuse(const channel *ch, message *m, int i, fallback why) {
     agree_refuse(pair_of(ch, m, i), m->number, why);
 }
 
+/* The index of the peer; -1: it is none of this channel's. */
+static int peer_of(const job *j, const message *m) {
+    return m->comm == j->ch->owner ? channel_index(j->ch, m->peer) : -1;
+}
+
 /* All messages of the group that have a peer here, in one direction or the other. */
 static void refuse_all(job *j, fallback why) {
     for (size_t k = 0; k < j->count; k++) {
         message *m = &j->messages[k];
-        const int i = m->comm == j->ch->owner ? channel_index(j->ch, m->peer) : -1;
+        const int i = peer_of(j, m);
         if (i >= 0)
             refuse(j->ch, m, i, why);
     }
@@ -454,7 +459,7 @@ static ncclResult_t exchange(job *j, bool *beside) {
 static void refuse_idle(job *j) {
     for (size_t k = 0; k < j->count; k++) {
         message *m = &j->messages[k];
-        const int i = m->comm == j->ch->owner ? channel_index(j->ch, m->peer) : -1;
+        const int i = peer_of(j, m);
         if (i >= 0)
             refuse(j->ch, m, i, way_why(j, i));
     }

@@ -10,7 +10,6 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define FABRIC_BYTES 64
 #define QUEUE 64         /* that wait to be taken */
 #define SEND_LIMIT_MS 10 /* from a connection to what it is made for */
 #define NAME_AT offsetof(struct sockaddr_un, sun_path)
@@ -67,8 +66,9 @@ bool hand_give(const char name[AGREE_SOCKET], const hand_stretch *s, const void 
     control c = {.bytes = {0}};
     const size_t carried = s->count * sizeof(int);
     const bool fabric = s->kind == CU_HANDLE_FABRIC;
-    struct iovec parts[2] = {{(void *)(uintptr_t)s, sizeof *s},
-                             {(void *)(uintptr_t)handles, fabric ? s->count * FABRIC_BYTES : 0}};
+    struct iovec parts[2] = {
+        {(void *)(uintptr_t)s, sizeof *s},
+        {(void *)(uintptr_t)handles, fabric ? s->count * HAND_FABRIC_BYTES : 0}};
     struct msghdr m = {.msg_iov = parts, .msg_iovlen = 2};
     const int to = s->count > 0 && s->count <= HAND_PIECES ? reach(name) : -1;
     if (to < 0)
@@ -102,7 +102,7 @@ static bool is_whole(const hand_stretch *s, size_t bytes, uint32_t carried) {
     const uint32_t n = s->count;
     return bytes >= sizeof *s && n > 0 && n <= HAND_PIECES &&
            (s->kind == CU_HANDLE_FABRIC
-                ? carried == 0 && bytes == sizeof *s + (size_t)n * FABRIC_BYTES
+                ? carried == 0 && bytes == sizeof *s + (size_t)n * HAND_FABRIC_BYTES
                 : s->kind == CU_HANDLE_DESCRIPTOR && carried == n && bytes == sizeof *s);
 }
 
@@ -110,7 +110,7 @@ static bool is_whole(const hand_stretch *s, size_t bytes, uint32_t carried) {
 static bool take_from(int connection, hand_stretch *s, void *handles) {
     int got[sizeof(control) / sizeof(int)];
     control c = {.bytes = {0}};
-    struct iovec parts[2] = {{s, sizeof *s}, {handles, (size_t)HAND_PIECES * FABRIC_BYTES}};
+    struct iovec parts[2] = {{s, sizeof *s}, {handles, (size_t)HAND_PIECES * HAND_FABRIC_BYTES}};
     struct msghdr m = {
         .msg_iov = parts, .msg_iovlen = 2, .msg_control = &c, .msg_controllen = sizeof c};
     struct pollfd there = {.fd = connection, .events = POLLIN};

@@ -13,6 +13,7 @@
 #include "preload/intercept/agree.h"
 
 #define HAND_PIECES 240 /* of a stretch; the kernel takes 253 descriptors at once */
+#define HAND_FABRIC_BYTES 64
 
 typedef struct hand_stretch {
     uint64_t room[2]; /* the communicator's name */
@@ -25,10 +26,10 @@ typedef struct hand_stretch {
 
 /* One end, and the name that others send to.  -1: there is none. */
 int hand_open(char name[AGREE_SOCKET]);
-/* False: it did not go.  handles: `count` descriptors, or fabric handles of 64 bytes. */
+/* False: it did not go.  handles: `count` descriptors, or fabric handles. */
 bool hand_give(const char name[AGREE_SOCKET], const hand_stretch *s, const void *handles);
 /* The next that has come, of this user's processes alone; false: none.  Descriptors are the
- * caller's, in `handles` (of HAND_PIECES * 64 bytes). */
+ * caller's, in `handles` (of HAND_PIECES * HAND_FABRIC_BYTES bytes). */
 bool hand_take(int socket, hand_stretch *s, void *handles);
 
 #endif

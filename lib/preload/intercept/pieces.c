@@ -18,7 +18,6 @@
 
 #define AROUND 16   /* pieces before a message and behind it that come along */
 #define HAND_MOST 3 /* times that a peer is given a stretch which it does not reach */
-#define FABRIC_BYTES 64
 
 struct reach_piece {
     uint64_t id, bytes;
@@ -166,7 +165,7 @@ static bool export_at(const cuda_driver *cu, cu_pointer at, int kind, void *hand
 }
 
 static size_t handle_bytes(int kind) {
-    return kind == CU_HANDLE_FABRIC ? FABRIC_BYTES : sizeof(int);
+    return kind == CU_HANDLE_FABRIC ? HAND_FABRIC_BYTES : sizeof(int);
 }
 
 static void close_all(int kind, const void *handles, uint32_t count) {
@@ -178,7 +177,7 @@ static void close_all(int kind, const void *handles, uint32_t count) {
 /* Its handles, to one peer. */
 static bool hand_over(const channel *ch, int peer, const reach_entry *e) {
     hand_stretch *s = calloc(1, sizeof *s);
-    char *handles = malloc((size_t)HAND_PIECES * FABRIC_BYTES);
+    char *handles = malloc((size_t)HAND_PIECES * HAND_FABRIC_BYTES);
     bool done = s != NULL && handles != NULL;
     uint32_t n = 0;
     for (cu_pointer at = e->base; done && n < e->count; at += e->piece[n++].bytes) {
@@ -287,7 +286,7 @@ void pieces_forget(const channel *ch, const reach_entry *e) {
 
 void pieces_hear(channel *ch) {
     hand_stretch *s = ch->hand >= 0 ? malloc(sizeof *s) : NULL;
-    char *handles = s != NULL ? malloc((size_t)HAND_PIECES * FABRIC_BYTES) : NULL;
+    char *handles = s != NULL ? malloc((size_t)HAND_PIECES * HAND_FABRIC_BYTES) : NULL;
     while (handles != NULL && hand_take(ch->hand, s, handles)) {
         reach_entry e = {.id = s->id, .mapped = true};
         if (memcmp(s->room, ch->owner->key.word, sizeof s->room) == 0 && s->from < AGREE_RANKS &&
