@@ -109,6 +109,8 @@ const char *measure_engine(epo_engine_kind *engine) {
     return "host engine: the step holds no GPU (srun --gpus-per-task=1; or --engine cuda)";
 }
 
+int measure_device_trials(const measure_device *d) { return d->gpu ? 150 : 16; }
+
 int measure_local_rank(void) {
     static const char *const names[] = {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
                                         "MPI_LOCALRANKID", "SLURM_LOCALID"};

@@ -35,6 +35,9 @@ void measure_device_close(measure_device *d);
 /* AUTO in a step of Slurm that holds no GPU becomes HOST, also where GPUs can be seen:
  * they are others'.  Why, static, or NULL where *engine stays. */
 const char *measure_engine(epo_engine_kind *engine);
+/* Plans with a pass after which an engine that measures has chosen: chunks, and on a GPU ways and
+ * a backward's end, too. */
+int measure_device_trials(const measure_device *d);
 /* This rank's number on its node, by its launcher's variables; -1: they do not say. */
 int measure_local_rank(void);
 

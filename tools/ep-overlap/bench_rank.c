@@ -16,9 +16,7 @@
 
 #define BLOCK ((uint64_t)1 << 20) /* random numbers that are made; the rest repeats them */
 #define SEED 20251129u
-#define PLANS 3        /* made one after the other: the last one's time counts */
-#define TRIALS 16      /* plans with a pass, after which an engine that tries chunks has chosen */
-#define TRIALS_GPU 150 /* where it tries ways, and a backward's, too */
+#define PLANS 3 /* made one after the other: the last one's time counts */
 
 /* ---- rows, weights, routing --------------------------------------------- */
 
@@ -174,7 +172,7 @@ static epo_status make_plan(bench_rank *b, int a) {
     r.experts = b->experts;
     r.weights = b->weights;
     const bool choosing = b->arm[a].overlap == EPO_ON && b->arm[a].chunks == 0;
-    const int plans = !choosing ? PLANS : b->device.gpu ? TRIALS_GPU : TRIALS;
+    const int plans = choosing ? measure_device_trials(&b->device) : PLANS;
     epo_status status = EPO_OK;
     for (int i = 0; i < plans && status == EPO_OK; i++) {
         if (choosing && i > 0)

@@ -11,8 +11,6 @@
 #include "measure/rows.h"
 
 #define WARM_UP 2
-#define TRIALS 16
-#define TRIALS_GPU 150
 #define RECORDED 3 /* passes with intervals, apart from the timed ones */
 #define CAPACITY (1u << 17)
 
@@ -43,7 +41,7 @@ static epo_status arm_close(arm *a) {
 static epo_status settle_chunks(arm *a, train *t) {
     const model_layer_state *s = &t->model->layer[0];
     epo_status status = EPO_OK;
-    const int trials = a->world->device.gpu ? TRIALS_GPU : TRIALS;
+    const int trials = measure_device_trials(&a->world->device);
     for (int i = 0; i < trials && status == EPO_OK; i++) {
         status = moe_block_route(a->block[0], t->block[0]->tokens, s->chosen, s->weights);
         if (status == EPO_OK)
