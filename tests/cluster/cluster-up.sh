@@ -48,7 +48,7 @@ slurm_conf() {
 ClusterName=epo
 AuthType=auth/munge
 CredType=cred/munge
-AuthInfo=socket=$dir/munge/sock
+AuthInfo=socket=$dir/munge/sock,cred_expire=$CLUSTER_EXPIRE
 SlurmctldHost=$host(127.0.0.1)
 SlurmctldPort=$port
 SlurmUser=$me

@@ -26,6 +26,7 @@ Any number of them run at once.
   -P           leave the plugin out
   -a ARGS      more arguments for the plugin in plugstack.conf
   -x LINES     more lines for slurm.conf (\n parts them)
+  -e SECONDS   credentials live so long, and so long a requeued job waits [120]
   -t SECONDS   end COMMAND after that time, status 124 [600]
   -k           keep the cluster's folder (logs) when COMMAND fails
   -v           say what is done
@@ -52,11 +53,11 @@ usage_error() {
     exit 2
 }
 
-nodes=2 cpus=8 gpus=0 real_gpus=0 conf='' conf_in_place=0 plugin=1 plugin_args='' extra='' limit=600 keep=0 verbose=0
+nodes=2 cpus=8 gpus=0 real_gpus=0 conf='' conf_in_place=0 plugin=1 plugin_args='' extra='' expire=120 limit=600 keep=0 verbose=0
 prefix=/usr
 while [ $# -gt 0 ]; do
     case $1 in
-    -n | -u | -g | -c | -C | -a | -x | -t | --slurm)
+    -n | -u | -g | -c | -C | -a | -x | -e | -t | --slurm)
         [ $# -ge 2 ] || usage_error "$1 takes a value"
         case $1 in
         -n) need_number "$1" "$2" 1 50 && nodes=$2 ;;
@@ -66,6 +67,7 @@ while [ $# -gt 0 ]; do
         -C) conf=$2 conf_in_place=1 ;;
         -a) plugin_args=$2 ;;
         -x) extra=$extra$2$'\n' ;;
+        -e) need_number "$1" "$2" 5 86400 && expire=$2 ;;
         -t) need_number "$1" "$2" 1 86400 && limit=$2 ;;
         --slurm) prefix=$2 ;;
         esac
@@ -144,6 +146,7 @@ done
 plugstack_write || exit $?
 export EPO_CLUSTER_DIR=$dir SLURM_CONF=$dir/etc/slurm.conf
 CLUSTER_NODES=$nodes CLUSTER_CPUS=$cpus CLUSTER_GPUS=$gpus CLUSTER_REAL_GPUS=$real_gpus CLUSTER_EXTRA=$extra \
+    CLUSTER_EXPIRE=$expire \
     bash "$here/cluster-up.sh" "$dir" {alive}>&- || exit 70
 [ "$verbose" = 0 ] || say "$(cat "$dir/up")"
 
