@@ -67,6 +67,37 @@ line() { grep -qE -- "$1" <<<"$output" || { echo "no line: $1" && false; }; }
     line '^\{"gpu":"stand-in","gpus":2,.*"ok":2,"failed":2'
 }
 
+@test "run.sh: a verdict's word in a case's text is no verdict" {
+    program units <<<"printf 'case\ta\tok\tsaid\tFAIL\tonce\n'"
+    run_sh 0 units
+    line '^result phase=units .* ok=1 fail=0 skip=0 '
+    line '"ok":1,"failed":0'
+    [ -e "$work/b/results/units.done" ]
+    # neither does it hide that a program ended badly, nor is a word that only begins alike a case
+    program units <<<"printf 'case\ta\tok\tsaid\tFAIL\tonce\nno case\tb\tFAIL\tx\ncases\tc\tFAIL\tx\n'; exit 3"
+    run_sh 1 units
+    line '^result phase=units .* ok=1 fail=1 skip=0 '
+    line '^units	units 	FAIL	status 3: '
+}
+
+@test "run.sh: a late communicator is told by a line, whatever the program makes of it" {
+    mkdir "$work/lib" && : >"$work/lib/libnccl.so.2"
+    printf '#!/bin/sh\necho "	libnccl.so.2 (libc6,x86-64) => %s"\n' "$work/lib/libnccl.so.2" >"$work/bin/ldconfig"
+    printf '#!/bin/sh\nexit 0\n' >"$work/bin/cc"
+    chmod +x "$work"/bin/*
+    program layer <<'END'
+[ -n "$LATE_NCCL_RANK" ] || { printf 'case\tlayer\tok\tx\n'; exit 0; }
+printf 'case\tlayer x2\tFAIL\trank 0: NCCL'"'"'s making a communicator of 2 ranks: not complete after 2 s, though\n'
+exit 1
+END
+    CC=cc run_sh 0 nccl
+    line '^result phase=nccl .* ok=3 fail=0 '
+    grep -q '^nccl	late communicator	ok	rank 0: NCCL' "$work/b/results/cases.tsv"
+    program layer <<<"printf 'case\tlayer\tok\tx\n'"
+    CC=cc run_sh 1 nccl
+    line '^nccl	late communicator	FAIL	case	layer	ok'
+}
+
 @test "run.sh: what hangs is ended with all that it started, and the next phase begins" {
     program bulk <<<"trap '' TERM; setsid sleep 977 & sleep 978 & printf 'case\tfirst\tok\tx\n'; sleep 979"
     ok dense

@@ -149,6 +149,11 @@ name=$(nvidia-smi --query-gpu=name --format=csv,noheader -i 0)
 arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader -i 0 | tr -d .)
 [ "$arch" = 90 ] && arch=90a
 
+# Lines of cases.tsv, or of a program's log, with the verdict in the third column: the last one is text, whatever it holds.
+verdicts() { # VERDICT [FILE]
+    awk -F'\t' -v verdict="$1" '$3 == verdict' "${@:2}"
+}
+
 # What the GPUs hold: MB of each ("0 4"), and programs ("PID, MB, NAME").
 gpu_used() { nvidia-smi --query-gpu=index,memory.used --format=csv,noheader,nounits 2>/dev/null | tr -d ' ' | tr , ' '; }
 gpu_programs() { nvidia-smi --query-compute-apps=pid,used_memory,name --format=csv,noheader 2>/dev/null; }
@@ -250,15 +255,15 @@ run() { # PHASE SECONDS COMMAND...
     bounded "$out/$phase.log" "$limit" "$@"
     status=$?
     what=$(basename -a -- "${@:1:2}" | tr '\n' ' ')
-    grep -a '^case' "$out/$phase.log" | sed "s/^case/$phase/" >>"$out/cases.tsv"
+    grep -a '^case	' "$out/$phase.log" | sed "s/^case/$phase/" >>"$out/cases.tsv"
     grep -a '^result' "$out/$phase.log"
     if [ $status = 124 ] || [ $status = 137 ]; then
         printf '%s\t%s\tFAIL\tstopped after %s s\n' "$phase" "$what" $((SECONDS - begun)) >>"$out/cases.tsv"
     elif [ $status = 77 ]; then
         skip "$phase" "$(tail -1 "$out/$phase.log")"
-    elif [ $status = 0 ] && ! grep -aq '^case' "$out/$phase.log"; then
+    elif [ $status = 0 ] && ! grep -aq '^case	' "$out/$phase.log"; then
         printf '%s\t%s\tok\tcame to its end\n' "$phase" "$what" >>"$out/cases.tsv"
-    elif [ $status != 0 ] && ! grep -aq '	FAIL	' "$out/$phase.log"; then
+    elif [ $status != 0 ] && [ -z "$(grep -a '^case	' "$out/$phase.log" | verdicts FAIL)" ]; then
         printf '%s\t%s\tFAIL\tstatus %s: %s\n' "$phase" "$what" $status "$(tail -1 "$out/$phase.log")" >>"$out/cases.tsv"
     fi
 }
@@ -373,7 +378,7 @@ late_nccl() {
     fi
     LATE_NCCL_REAL=$real LATE_NCCL_RANK=1 LATE_NCCL_S=10 LAYER_TIMEOUT_S=2 EP_OVERLAP_CUDA_PEER=0 \
         LD_LIBRARY_PATH=$build/late:$LD_LIBRARY_PATH bounded "$out/late.log" 30 "$build/layer" processes 2 1
-    said=$(grep -m1 'making a communicator of 2 ranks: not complete after 2 s' "$out/late.log")
+    said=$(grep -am1 -o 'rank [0-9]*: [^	]*making a communicator of 2 ranks: not complete after 2 s.*' "$out/late.log")
     if [ -n "$said" ]; then
         printf 'nccl\tlate communicator\tok\t%s\n' "$said" >>"$out/cases.tsv"
     else
@@ -659,16 +664,16 @@ for phase in $phases; do
     before=$(wc -l <"$out/cases.tsv") began=$SECONDS phase_until=$((SECONDS + bound))
     [ "$phase_until" -le "$until" ] || phase_until=$until
     phase_run "$phase"
-    said() { tail -n +$((before + 1)) "$out/cases.tsv" | grep -ac "	$1	"; }
+    said() { tail -n +$((before + 1)) "$out/cases.tsv" | verdicts "$1" | wc -l; }
     echo "result phase=$phase state=$state ok=$(said ok) fail=$(said FAIL) skip=$(said skip) seconds=$((SECONDS - began)) at=$((SECONDS - start))"
-    tail -n +$((before + 1)) "$out/cases.tsv" | grep -a '	FAIL	' | cut -c1-300
+    tail -n +$((before + 1)) "$out/cases.tsv" | verdicts FAIL | cut -c1-300
     [ "$(said FAIL)" != 0 ] || [ "$(said ok)" = 0 ] || : >"$out/$phase.done"
 done
 [ -z "$last" ] || gpus_before end "$last"
 trap - TERM INT HUP
 
 # ---- the table, the JSON, the skipped ----
-grep '	FAIL	' "$out/cases.tsv" | cut -c1-300
+verdicts FAIL "$out/cases.tsv" | cut -c1-300
 [ -e "$out/flex_time.log" ] && cat "$out/flex_time.log"
 [ ${#benches[@]} -gt 0 ] && grep -hv '^json' "${benches[@]}"
 echo
@@ -677,7 +682,7 @@ awk -F'\t' '{ok[$1]+=($3=="ok"); bad[$1]+=($3=="FAIL"); if (!($1 in n)) {n[$1]=1
     END {for (i=1;i<=k;i++) printf "%-12s %6d %6d\n", order[i], ok[order[i]], bad[order[i]]}' "$out/cases.tsv"
 {
     printf '{"gpu":"%s","gpus":%d,"seconds":%d,"ok":%d,"failed":%d,"bench":[' "$name" "$gpus" $((SECONDS - start)) \
-        "$(grep -c '	ok	' "$out/cases.tsv")" "$(grep -c '	FAIL	' "$out/cases.tsv")"
+        "$(verdicts ok "$out/cases.tsv" | wc -l)" "$(verdicts FAIL "$out/cases.tsv" | wc -l)"
     [ ${#benches[@]} -gt 0 ] && sed -n 's/^json\t//p' "${benches[@]}" | paste -sd, -
     echo ']}'
 } | tr -d '\n' >"$out/gpu.json"
@@ -691,4 +696,4 @@ if [ -s "$out/skipped" ]; then
 else
     echo "skipped: nothing"
 fi
-! grep -q '	FAIL	' "$out/cases.tsv"
+[ -z "$(verdicts FAIL "$out/cases.tsv")" ]
