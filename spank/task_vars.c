@@ -105,7 +105,7 @@ static bool sees_its_own(struct ep_writer *writer) {
 }
 
 /* Of a GPU that a task does not see, the interceptor carries no expandable segments
- * (docs/performance.md): torch's allocator stays as it was where it is to accelerate. */
+ * (docs/performance-log.md, 7.9): torch's allocator stays as it was where it is to accelerate. */
 static bool is_in_the_way(struct ep_writer *writer, const struct ep_intercept *intercept,
                           const char *name) {
     if (strcmp(name, ALLOCATOR) == 0)

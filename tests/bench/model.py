@@ -278,7 +278,7 @@ def show(model):
 
 NODE = 8           # GPUs
 NET_LATENCY = 0.01  # ms, a message between nodes and what says that it came; assumed
-PIECE = 1.3e-3      # ms of CPU for a copy to a peer, measured (docs/performance.md)
+PIECE = 1.3e-3      # ms of CPU for a copy to a peer, measured (docs/performance-log.md, 2.10)
 E4M3 = (1 + 4 / 128) / 2  # of bf16's bytes
 NODES_OF_TOKEN = 4  # where routing is limited to so many, as DeepSeek-V3's
 
