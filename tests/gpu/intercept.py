@@ -587,6 +587,8 @@ CASES = {
 }
 # Where ranks share a GPU: what only compares with NCCL's P2P, and what its socket refuses.
 NEED_P2P = ("carries", "time", "layer", "speed", "gemm")
+# ... and how long one of the long cases exchanges: its calls take ten times as long, and all are to have their turn.
+SHARED_S = 15
 # What compares times: nothing else starts beside it.
 TIMED = ("carries", "time", "layer", "speed", "gemm", "small")
 AHEAD = 6
@@ -605,7 +607,7 @@ def cases_of(options, word):
     for mode, parts, limit, extra in [CASES[group][int(only)]] if only else CASES[group]:
         if group == "random" and parts[0][1][0] >= 50000:
             calls, most, seed, seconds = parts[0][1]
-            seconds = min(seconds, options.seconds) if options.seconds else seconds
+            seconds = min([seconds] + [options.seconds] * bool(options.seconds) + [SHARED_S] * shared)
             parts = [["random", [options.calls or calls, most, seed if options.seed is None else options.seed, seconds]]]
             limit = seconds + 20
         if shared and group == "mismatch" and mode == "plain":
