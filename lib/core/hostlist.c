@@ -5,6 +5,7 @@
 #include <string.h>
 
 #define DIGITS_MAX 9
+#define NUMBERS_MAX (1 << 18) /* that a walk writes: Slurm's largest list has 65,533 nodes */
 
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
@@ -128,6 +129,7 @@ struct walk {
     char name[EPO_HOST_NAME_MAX];
     bool (*visit)(const char *node, void *context);
     void *context;
+    long left; /* numbers and names that may still be written */
 };
 
 /* Completes the name, `used` bytes of which are known; false stops. */
@@ -135,6 +137,8 @@ static bool visit_name(struct walk *walk, size_t used, const char *pattern) {
     while (*pattern != '\0' && *pattern != ',' && *pattern != '[' && used < sizeof walk->name - 1)
         walk->name[used++] = *pattern++;
     walk->name[used] = '\0';
+    if (walk->left-- <= 0)
+        return false;
     if (*pattern != '[')
         return (*pattern != '\0' && *pattern != ',') || walk->visit(walk->name, walk->context);
     const char *behind = strchr(pattern, ']') + 1, *at = pattern + 1;
@@ -155,12 +159,12 @@ bool epo_hostlist_each(const char *list, bool (*visit)(const char *node, void *c
                        void *context) {
     if (!epo_hostlist_valid(list))
         return false;
-    struct walk walk = {.visit = visit, .context = context};
+    struct walk walk = {.visit = visit, .context = context, .left = NUMBERS_MAX};
     bool more = true;
     while (list != NULL && more) {
         more = visit_name(&walk, 0, list);
         list = skip_name(list);
         list = *list == ',' ? list + 1 : NULL;
     }
-    return true;
+    return walk.left >= 0;
 }

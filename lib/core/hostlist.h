@@ -14,7 +14,8 @@ bool epo_hostlist_valid(const char *list);
 /* True when the valid list names `node`. */
 bool epo_hostlist_has(const char *list, const char *node);
 /* Calls `visit` for every name of the list, in order, until it returns false.
- * False when the list is not valid. */
+ * False when the list is not valid, or goes on behind more nodes than any cluster has:
+ * who wrote it must not keep the reader busy. */
 bool epo_hostlist_each(const char *list, bool (*visit)(const char *node, void *context),
                        void *context);
 

@@ -203,6 +203,26 @@ static void lists_of_nodes_are_walked_in_order(void) {
     CU_ASSERT_FALSE(epo_hostlist_each("n[", collect, text));
 }
 
+static bool count(const char *node, void *context) {
+    (void)node;
+    ++*(long *)context;
+    return true;
+}
+
+static void no_list_keeps_its_reader_busy(void) {
+    char deep[2048] = "";
+    long nodes = 0;
+    CU_ASSERT_TRUE(epo_hostlist_each("r[1-256]n[0-255]", count, &nodes));
+    CU_ASSERT_EQUAL(nodes, 65536);
+    CU_ASSERT_FALSE(epo_hostlist_each("n[0-999999999]", count, &nodes));
+    CU_ASSERT(nodes < 1000000);
+    for (int i = 0; i < 300; i++) /* no name of it is short enough to be one */
+        add_text(deep, "[0-9]");
+    nodes = 0;
+    CU_ASSERT_FALSE(epo_hostlist_each(deep, count, &nodes));
+    CU_ASSERT_EQUAL(nodes, 0);
+}
+
 static void texts_grow_and_are_cleaned(void) {
     struct epo_text text = EPO_TEXT_INIT;
     for (int i = 0; i < 1000; i++)
@@ -233,6 +253,7 @@ int main(void) {
                                  TEST(a_record_that_is_none_is_refused),
                                  TEST(lists_of_nodes),
                                  TEST(lists_of_nodes_are_walked_in_order),
+                                 TEST(no_list_keeps_its_reader_busy),
                                  TEST(texts_grow_and_are_cleaned),
                                  CU_TEST_INFO_NULL};
     return unit_run("env", tests);

@@ -322,6 +322,26 @@ static void without_a_record_policy_still_binds(void) {
     fake_end();
 }
 
+/* What a user's own srun may say of the step. */
+static void a_forged_list_of_nodes_costs_nothing(void) {
+    static const char *const forged[] = {"x[0-999999999]", "x[", "x[0-9][0-999999999]"};
+    for (size_t i = 0; i < sizeof forged / sizeof forged[0]; i++) {
+        fake_begin(S_CTX_REMOTE);
+        configure("policy = ( { match = { node = \"n1\"; }; action = \"deny\"; } );");
+        fake_put(&fake.task, "SLURM_STEP_NODELIST", forged[i]);
+        node("n1", give_on);
+        CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), -1);
+        HAS(fake.said, "denied by the site's policy");
+        configure(
+            "node_classes = ( { class = \"h100\"; nodes = \"x[1-2]\"; overlap = \"on\"; } );");
+        fake_put(&fake.task, "SLURM_STEP_NODELIST", forged[i]);
+        node("n1", give_auto);
+        CU_ASSERT_EQUAL(ep_task_start(&plugin, NULL), 0);
+        CU_ASSERT_FALSE(plugin.decision.on);
+        fake_end();
+    }
+}
+
 #define CLASSES                                                                                    \
     "node_classes = ( { class = \"h100\"; nodes = \"n[1-2]\"; overlap = \"on\"; dispatcher = "     \
     "\"flex\"; }, { class = \"h100\"; gres = \"gpu:h100\"; overlap = \"on\"; } );"
@@ -423,6 +443,7 @@ int main(void) {
                                  TEST(a_record_of_another_step_counts_for_nothing),
                                  TEST(without_a_record_the_node_decides),
                                  TEST(without_a_record_policy_still_binds),
+                                 TEST(a_forged_list_of_nodes_costs_nothing),
                                  TEST(auto_is_decided_when_the_nodes_are_known),
                                  TEST(auto_asks_for_gres_once_and_only_if_needed),
                                  TEST(a_node_of_another_class_refuses),
