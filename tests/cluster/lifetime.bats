@@ -39,13 +39,17 @@ t srun -n1 --ep-overlap=off bash -c "echo off \$EP_OVERLAP_DECISION; srun --over
 }
 
 @test "scontrol reconfigure and sattach while a step runs" {
-    cluster -- 'printf "#!/bin/bash\nsrun bash -c '\''until [ -e $work/go ]; do sleep 0.1; done; echo end \$SLURM_PROCID \$EP_OVERLAP_DECISION'\''\n" >$work/job
+    # Its tasks keep speaking, so that it is seen when they run and when sattach hears them.
+    printf '#!/bin/bash\nuntil [ -e %s/go ]; do echo tick $SLURM_PROCID; sleep 0.1; done; echo end $SLURM_PROCID $EP_OVERLAP_DECISION\n' "$work" >"$work/task"
+    chmod 755 "$work/task"
+    cluster -- 'hears() { until [ "$(grep "^tick" $1 2>/dev/null | sort -u | wc -l)" = 2 ]; do sleep 0.1; done; }
+printf "#!/bin/bash\nsrun $work/task\n" >$work/job
 job=$(sbatch --parsable -N2 -n2 --ep-overlap=on -o $work/out $work/job)
-until [ "$(squeue -h -s -o %i | grep -c "$job.0")" = 1 ]; do sleep 0.1; done
+hears $work/out
 t scontrol reconfigure
 sattach $job.0 >$work/attached 2>&1 & attached=$!
 t srun -N2 -n2 --overcommit --overlap --ep-overlap=on bash -c "echo beside \$EP_OVERLAP_DECISION"
-sleep 0.5; touch $work/go; wait $attached; echo "sattach rc $?"
+hears $work/attached; touch $work/go; wait $attached; echo "sattach rc $?"
 until [ -z "$(squeue -h)" ]; do sleep 0.1; done
 sed "s/^/out: /" $work/out; sed "s/^/attached: /" $work/attached'
     times 2 'beside on'
