@@ -19,7 +19,14 @@ static bool owner_is_trusted(uid_t owner, const struct epo_trust *trust) {
     return false;
 }
 
+#define TRIES 8 /* to open a file that is being replaced */
+
 enum node { THE_FILE, ITS_FOLDER, UPPER_FOLDER };
+
+/* Why a path was not opened, where that is no fault of it. */
+struct obstacle {
+    bool absent, replaced;
+};
 
 /* An upper folder may be sticky, as /tmp is: nobody else can rename or remove
  * what a trusted owner has in it, and that owner is checked next. */
@@ -58,18 +65,18 @@ static epo_status check_node(int fd, const char *path, size_t length, enum node 
 
 /* Opens one part of the path without following or touching what it is. */
 static epo_status open_part(int parent, const char *name, const char *path, size_t length,
-                            int *part, bool *absent) {
+                            int *part, struct obstacle *obstacle) {
     *part = openat(parent, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
     if (*part >= 0)
         return EPO_OK;
-    *absent = errno == ENOENT;
+    obstacle->absent = errno == ENOENT;
     return epo_fail(EPO_E_SYSTEM, "%.*s: %s", (int)length, path, strerror(errno));
 }
 
-/* Reopens for reading what was checked; its folder cannot have changed under us
- * (nobody else may write there), and the identity is compared all the same. */
+/* Reopens for reading what was checked; in its folder nobody else may write, but who may
+ * can have put another file in its place, which is to be checked, too. */
 static epo_status open_checked(int parent, const char *name, const char *path,
-                               const struct stat *checked, int *fd) {
+                               const struct stat *checked, int *fd, struct obstacle *obstacle) {
     int got = openat(parent, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     struct stat now;
     if (got < 0 || fstat(got, &now) != 0) {
@@ -81,6 +88,7 @@ static epo_status open_checked(int parent, const char *name, const char *path,
     }
     if (now.st_dev != checked->st_dev || now.st_ino != checked->st_ino) {
         close(got);
+        obstacle->replaced = true;
         return epo_fail(EPO_E_STATE, "%s changed while it was opened; try again", path);
     }
     *fd = got;
@@ -88,7 +96,7 @@ static epo_status open_checked(int parent, const char *name, const char *path,
 }
 
 static epo_status walk(const char *path, char *parts, const struct epo_trust *trust, int *fd,
-                       bool *absent) {
+                       struct obstacle *obstacle) {
     struct stat info;
     int folder = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
     epo_status status = folder < 0 ? epo_fail(EPO_E_SYSTEM, "/: %s", strerror(errno))
@@ -100,11 +108,11 @@ static epo_status walk(const char *path, char *parts, const struct epo_trust *tr
         size_t length = (size_t)(name - parts) + strlen(name);
         enum node kind = next == NULL ? THE_FILE : *rest == '\0' ? ITS_FOLDER : UPPER_FOLDER;
         int part = -1;
-        status = open_part(folder, name, path, length, &part, absent);
+        status = open_part(folder, name, path, length, &part, obstacle);
         if (status == EPO_OK)
             status = check_node(part, path, length, kind, trust, &info);
         if (status == EPO_OK && next == NULL)
-            status = open_checked(folder, name, path, &info, fd);
+            status = open_checked(folder, name, path, &info, fd, obstacle);
         if (part >= 0) {
             close(folder);
             folder = part;
@@ -129,16 +137,22 @@ static bool path_is_plain(const char *path) {
 }
 
 epo_status epo_trust_open(const char *path, const struct epo_trust *trust, int *fd, bool *absent) {
+    struct obstacle obstacle = {.replaced = true};
+    epo_status status = EPO_OK;
+    int got = -1;
     *absent = false;
     if (!path_is_plain(path))
         return epo_fail(
             EPO_E_ARG, "path \"%s\": allowed is an absolute path of a file without . and ..", path);
-    char *parts = strdup(path);
-    if (parts == NULL)
-        return epo_fail(EPO_E_NOMEM, "%s: no memory to open it", path);
-    int got = -1;
-    epo_status status = walk(path, parts, trust, &got, absent);
-    free(parts);
+    for (int tries = 0; tries < TRIES && obstacle.replaced; tries++) {
+        char *parts = strdup(path);
+        if (parts == NULL)
+            return epo_fail(EPO_E_NOMEM, "%s: no memory to open it", path);
+        obstacle = (struct obstacle){false, false};
+        status = walk(path, parts, trust, &got, &obstacle);
+        free(parts);
+    }
+    *absent = obstacle.absent;
     if (status == EPO_OK)
         *fd = got;
     return status;

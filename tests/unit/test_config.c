@@ -8,10 +8,13 @@
 #include "unit.h"
 
 #include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 static void words_of_options(void) {
@@ -340,6 +343,46 @@ static void a_folder_above_that_others_can_write_is_refused(void) {
     snprintf(file, sizeof file, "%.250s/x.conf", folder);
 }
 
+static atomic_bool replacing, stuck;
+
+/* As administrators do it: another file, by rename, again and again. */
+static void *replace(void *unused) {
+    const struct timespec pause = {0, 100000};
+    char from[2][320], next[320];
+    snprintf(next, sizeof next, "%.250s/next", folder);
+    for (int i = 0; i < 2; i++) {
+        snprintf(from[i], sizeof from[i], "%.250s/from%d", folder, i);
+        close(open(from[i], O_CREAT | O_WRONLY, 0644));
+    }
+    for (int i = 0; atomic_load(&replacing) && !atomic_load(&stuck); i = !i) {
+        atomic_store(&stuck, link(from[i], next) != 0 || rename(next, file) != 0);
+        nanosleep(&pause, NULL);
+    }
+    unlink(from[0]);
+    unlink(from[1]);
+    return unused;
+}
+
+static void a_file_that_is_replaced_is_one_of_both(void) {
+    pthread_t thread;
+    struct epo_trust trust = {{geteuid()}, 1};
+    put_file("version = 1;", 0644);
+    atomic_store(&replacing, true);
+    CU_ASSERT_EQUAL_FATAL(pthread_create(&thread, NULL, replace, NULL), 0);
+    int opened = 0, fd = -1;
+    bool absent = false;
+    for (int i = 0; i < 5000; i++)
+        if (epo_trust_open(file, &trust, &fd, &absent) == EPO_OK) {
+            opened++;
+            close(fd);
+        }
+    CU_ASSERT_EQUAL(opened, 5000);
+    atomic_store(&replacing, false);
+    pthread_join(thread, NULL);
+    CU_ASSERT_FALSE(atomic_load(&stuck));
+    unlink(file);
+}
+
 static void links_and_strange_files_are_refused(void) {
     char other[320];
     put_file("version = 1;", 0644);
@@ -420,6 +463,7 @@ int main(void) {
                                  TEST(a_file_others_can_write_is_refused),
                                  TEST(a_folder_above_that_others_can_write_is_refused),
                                  TEST(links_and_strange_files_are_refused),
+                                 TEST(a_file_that_is_replaced_is_one_of_both),
                                  TEST(a_foreign_owner_is_refused),
                                  TEST(an_absent_file_is_builtin_unless_required),
                                  TEST(odd_paths_and_contents_are_refused),
