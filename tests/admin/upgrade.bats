@@ -9,12 +9,22 @@ load ../cluster/plugin_common
 
 # For scripts in a cluster. own_plugin: it loads the plugin from a folder of its own. as_package
 # FILE FROM: what a package manager does, a new file under the old name. version_9 FILE.
+# hold, go_on: what is done between them is done under a running step, however fast it is.
 functions='lib=$EPO_CLUSTER_DIR/lib d=$EPO_CLUSTER_DIR/etc
 own_plugin() {
     cp "$EPO_PLUGIN" $d/ep_overlap.so
     sed -i "s|$EPO_PLUGIN|$d/ep_overlap.so|" $d/plugstack.conf
 }
 as_package() { cp "$2" "$1.dpkg-new" && chmod 755 "$1.dpkg-new" && mv -f "$1.dpkg-new" "$1"; }
+hold() { # until the first step of the job trains, then it stands
+    until grep -q "iteration" $work/out 2>/dev/null; do sleep 0.1; done
+    scancel -s STOP $job.0
+}
+go_on() {
+    grep -q "^first" $work/out && echo "too late: the first step was over"
+    scancel -s CONT $job.0
+    until [ -z "$(squeue -h)" ]; do sleep 0.2; done
+}
 version_9() { LC_ALL=C sed -i "s/\x00$version\x00/\x00$other\x00/g" "$1"; }
 '
 
@@ -33,14 +43,14 @@ setup_versions() {
 cat >$work/job <<END
 #!/bin/sh
 #SBATCH -N2 -n4 --ep-overlap=on --delay-wgrad
-srun ep-train --steps 400 --no-measure
+srun ep-train --steps 100 --no-measure
 echo "first \$?"
 srun ep-train --steps 2 --no-measure
 echo "second \$?"
 srun -n1 sh -c "grep -c \\"libep_overlap.so.*deleted\\" /proc/self/maps"
 END
-sbatch -Q -o $work/out $work/job
-for try in $(seq 100); do grep -q "iteration" $work/out 2>/dev/null && break; sleep 0.1; done
+job=$(sbatch --parsable -o $work/out $work/job)
+hold
 cp $lib/libep_overlap.so $work/new.so && version_9 $work/new.so
 cp $lib/ep-overlap/engine_host.so $work/engine.so && version_9 $work/engine.so
 cp $d/ep_overlap.so $work/plugin.so
@@ -48,11 +58,10 @@ as_package $lib/libep_overlap.so $work/new.so
 as_package $lib/ep-overlap/engine_host.so $work/engine.so
 as_package $d/ep_overlap.so $work/plugin.so
 as_package $EPO_CLUSTER_DIR/libexec/probe $EPO_CLUSTER_DIR/libexec/probe
-grep -q "^first" $work/out && echo "too late: the first step was over"
-for try in $(seq 600); do [ -z "$(squeue -h)" ] && break; sleep 0.1; done
+go_on
 cat $work/out'
     has_not 'too late'
-    has 'iteration      400/'
+    has 'iteration      100/'
     times 1 '^first 0$'
     times 1 '^second 0$'
     has "ep-overlap $other" # the second step ran on the new library
@@ -65,15 +74,14 @@ cat $work/out'
 cat >$work/job <<END
 #!/bin/sh
 #SBATCH -n2 --ep-overlap=on
-srun ep-train --steps 300 --no-measure
+srun ep-train --steps 80 --no-measure
 echo "first \$?"
 srun env | grep -c -e EP_OVERLAP_DECISION -e LD_PRELOAD
 END
-sbatch -Q -o $work/out $work/job
-for try in $(seq 100); do grep -q "iteration" $work/out 2>/dev/null && break; sleep 0.1; done
+job=$(sbatch --parsable -o $work/out $work/job)
+hold
 rm -rf $lib $d/ep_overlap.so $EPO_CLUSTER_DIR/libexec $d/ep_overlap.conf
-grep -q "^first" $work/out && echo "too late: the first step was over"
-for try in $(seq 600); do [ -z "$(squeue -h)" ] && break; sleep 0.1; done
+go_on
 cat $work/out
 t srun -n1 --ep-overlap=on true
 t srun -n1 true'
