@@ -6,11 +6,12 @@ Nothing here needs torch, and nothing is opened before `library()` is called.
 from __future__ import annotations
 
 import ctypes
+import operator
 import os
 from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
 from typing import Any, List, Optional
 
-OK, E_ARG, E_UNSUPPORTED = 0, 1, 9
+OK, E_ARG, E_STATE, E_UNSUPPORTED = 0, 1, 2, 9
 DEFAULT, OFF, ON = -1, 0, 1
 F32, BF16, F16 = 0, 1, 2
 ALLTOALL, FLEX = 0, 1
@@ -35,10 +36,27 @@ class Error(RuntimeError):
         self.status = status
 
 
+_WHOLE = {c_int: (-(1 << 31), (1 << 31) - 1), c_uint64: (0, (1 << 64) - 1)}
+
+
+def _whole(name: str, value: Any, least: int, most: int) -> int:
+    """The number as it is: ctypes would take the lowest bits of one that does not fit."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ValueError("%s: found %r, needed is a whole number" % (name, value)) from None
+    if not least <= number <= most:
+        raise ValueError("%s: found %d, allowed is %d..%d" % (name, number, least, most))
+    return number
+
+
 class _Sized(ctypes.Structure):
     """A struct that begins with its own size; fields not given are zero."""
 
     def __init__(self, **fields: Any) -> None:
+        for field in self._fields_:
+            if field[0] in fields and field[1] in _WHOLE:
+                fields[field[0]] = _whole(field[0], fields[field[0]], *_WHOLE[field[1]])
         super().__init__(size=ctypes.sizeof(type(self)), **fields)
 
 
@@ -181,10 +199,19 @@ def create(function: str, *arguments: Any) -> c_void_p:
     return out
 
 
+def destroy(function: str, owner: Any) -> None:
+    """Calls an epo_*_destroy function for `owner._handle`, which is None afterwards, unless the call does not fit
+    the object's state: then it still is there."""
+    status = getattr(library(), function)(owner._handle)
+    if status != E_STATE:
+        owner._handle = None
+    check(status)
+
+
 def plan_experts(plan: c_void_p, local: int) -> "tuple[List[int], List[int]]":
     first, count = (c_uint64 * local)(), (c_uint64 * local)()
     check(library().epo_plan_experts(plan, first, count))
     return list(first), list(count)
 
 
-__all__ = ["Error", "library", "check", "create", "byref", "c_float", "c_int64"]
+__all__ = ["Error", "library", "check", "create", "destroy", "byref", "c_float", "c_int64"]

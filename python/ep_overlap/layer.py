@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from ctypes import byref, c_void_p
 from typing import Any, Callable, List, Optional
 
@@ -10,7 +11,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from . import _capi as c
-from .ops import Buffer, Group, Plan, _need, _pointer, _tokens, _type_of, combine, dispatch
+from .ops import Buffer, Group, Plan, _need, _pointer, _tokens, _type_of, combine, dispatch, untraced
 
 
 class _Saved:
@@ -76,6 +77,10 @@ class MoELayer(torch.nn.Module):
         super().__init__()
         if experts % group.ranks != 0:
             raise ValueError("experts: found %d, allowed is a multiple of %d ranks" % (experts, group.ranks))
+        if module is None and ffn < 1:
+            raise ValueError("ffn: found %d, allowed is a number from 1 (or give `module`)" % ffn)
+        grad_dtype = grad_dtype or dtype
+        _type_of(grad_dtype)
         self.group = group
         self.buffer = Buffer(group, hidden=hidden, experts=experts, top_k=top_k, max_tokens=max_tokens,
                              dtype=dtype, **buffer)
@@ -85,15 +90,12 @@ class MoELayer(torch.nn.Module):
         self._handle: Optional[c_void_p] = None
         if module is not None:
             return
-        if ffn < 1:
-            raise ValueError("ffn: found %d, allowed is a number from 1 (or give `module`)" % ffn)
         local, device = experts // group.ranks, group.device
         self.w1 = torch.nn.Parameter(torch.empty(local, 2 * ffn, hidden, dtype=dtype, device=device))
         self.w2 = torch.nn.Parameter(torch.empty(local, hidden, ffn, dtype=dtype, device=device))
         with torch.no_grad():
             self.w1.normal_(0.0, hidden**-0.5)
             self.w2.normal_(0.0, ffn**-0.5)
-        grad_dtype = grad_dtype or dtype
         self._grads = [torch.zeros_like(w, dtype=grad_dtype) for w in (self.w1, self.w2)]
         if grad_dtype != dtype:
             for w, g in zip((self.w1, self.w2), self._grads):
@@ -106,6 +108,7 @@ class MoELayer(torch.nn.Module):
         # (held, so that no others come to lie at their addresses, as FSDP's gathered ones once did)
         self._made = ((self.w1, self.w1.data_ptr()), (self.w2, self.w2.data_ptr()))
         self._handle = c.create("epo_layer_create", group.handle, byref(self._config))
+        group._layers[:] = [known for known in group._layers if known() is not None] + [weakref.ref(self)]
 
     @property
     def handle(self) -> c_void_p:
@@ -113,6 +116,11 @@ class MoELayer(torch.nn.Module):
             raise RuntimeError("this layer was closed, or has its own module")
         return self._handle
 
+    def __getstate__(self) -> Any:
+        """No copies: the library knows the weights by their address."""
+        raise TypeError("MoELayer cannot be copied nor pickled: save its state_dict(), and load it into a layer made anew")
+
+    @untraced
     def forward(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """x [T, H], experts int64 [T, K] (-1: unused), weights float32 [T, K] -> y [T, H]."""
         plan = self.buffer.plan(experts, weights)
@@ -153,12 +161,17 @@ class MoELayer(torch.nn.Module):
                                    "name %s in _ddp_params_and_buffers_to_ignore" % " and ".join(names))
 
     def _offer_gradients(self) -> None:
-        """w.grad is the array that the library adds to, or writes where somebody dropped them all."""
+        """w.grad is the array that the library adds to, or writes where somebody dropped them all. Of a weight that
+        needs no gradient the array is the library's alone."""
         fresh = []
         for w, g in zip((self.w1, self.w2), self._grads):
             if hasattr(w, "main_grad"):
                 continue
-            if w.grad is None:
+            if not w.requires_grad:
+                fresh.append(g)
+                if w.grad is not None and w.grad.data_ptr() == g.data_ptr():
+                    w.grad = w.grad.clone()
+            elif w.grad is None:
                 fresh.append(g)
                 w.grad = g
             elif w.grad.data_ptr() != g.data_ptr():
@@ -170,8 +183,8 @@ class MoELayer(torch.nn.Module):
             fresh[0].zero_()
 
     def _gradients_came(self) -> None:
-        self._pending = True
-        if not self.group.delay_wgrad:
+        self._pending = self.w1.requires_grad or self.w2.requires_grad
+        if self._pending and not self.group.delay_wgrad:
             self._call_hooks()
 
     def _call_hooks(self) -> None:
@@ -179,19 +192,24 @@ class MoELayer(torch.nn.Module):
         for hook in list(self._hooks):
             hook(self)
 
+    def gradients_flushed(self) -> None:
+        """Calls the hooks that wait for what was flushed, if any do."""
+        if self._pending:
+            self._call_hooks()
+
     def register_wgrad_hook(self, hook: Callable[["MoELayer"], None]) -> Callable[[], None]:
         """Called with the layer when the weight gradients are complete in stream order: after each
         backward, with delayed weight gradients after `flush()`. Returns what removes it."""
         self._hooks.append(hook)
         return lambda: self._hooks.remove(hook)
 
+    @untraced
     def flush(self) -> None:
         """The weight gradients of all backwards so far are complete, in stream order."""
         if self._handle is None:
             return
         c.check(c.library().epo_layer_wgrad_flush(self._handle, self.group.stream()))
-        if self._pending:
-            self._call_hooks()
+        self.gradients_flushed()
 
     def close(self) -> None:
         """[collective] Flushes; after the last forward's graph is gone."""
@@ -199,5 +217,4 @@ class MoELayer(torch.nn.Module):
         self.flush()
         self.buffer.close()  # refuses while somebody holds a plan: then the layer still works
         if self._handle is not None:
-            handle, self._handle = self._handle, None
-            c.check(c.library().epo_layer_destroy(handle))
+            c.destroy("epo_layer_destroy", self)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import weakref
 from ctypes import byref, c_uint64, c_void_p
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar, cast
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -32,15 +34,36 @@ def _type_of(dtype: torch.dtype) -> int:
 def _need(tensor: torch.Tensor, name: str, shape: Tuple[int, ...], dtype: torch.dtype,
           device: torch.device) -> torch.Tensor:
     """The tensor, contiguous, if it is what is needed; -1 in `shape` allows any size."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError("%s: found %s, needed is a tensor" % (name, type(tensor).__name__))
     fits = tensor.dim() == len(shape) and all(n in (-1, m) for n, m in zip(shape, tensor.shape))
-    if not fits or tensor.dtype != dtype or tensor.device.type != device.type:
-        raise ValueError("%s: found %s %s on %s, needed is %s %s on %s" % (
-            name, list(tensor.shape), tensor.dtype, tensor.device, list(shape), dtype, device))
+    there = tensor.device
+    if not fits or tensor.dtype != dtype or there.type != device.type or (
+            there.index != device.index and there.type == "cuda") or tensor.layout is not torch.strided:
+        raise ValueError("%s: found %s %s on %s%s, needed is [%s] %s on %s" % (
+            name, list(tensor.shape), tensor.dtype, there, "" if tensor.layout is torch.strided else ", sparse",
+            ", ".join("any" if n < 0 else str(n) for n in shape), dtype, device))
     return tensor.contiguous()
 
 
 def _pointer(tensor: Optional[torch.Tensor]) -> Optional[int]:
     return None if tensor is None or tensor.numel() == 0 else tensor.data_ptr()
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def untraced(function: Function) -> Function:
+    """What torch.compile leaves to Python, as the library's calls cannot be traced: the graph breaks there, and what
+    is around them is compiled."""
+    plain = torch._disable_dynamo(function)  # type: ignore[attr-defined]
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        # (it imports Dynamo, which takes seconds: only where that is there anyway)
+        return (plain if torch.compiler.is_compiling() else function)(*arguments, **named)
+
+    return cast(Function, call)
 
 
 class Group:
@@ -69,6 +92,7 @@ class Group:
             overlap=c.DEFAULT if overlap is None else int(overlap),
             delay_wgrad=c.DEFAULT if delay_wgrad is None else int(delay_wgrad),
             chunks=chunks, timeout_s=timeout_s, tensor_parallel=tensor_parallel)
+        self._layers: List["weakref.ref[Any]"] = []  # in the order in which all ranks made them
         self._memory = _Memory() if torch_memory else None
         if self._memory is not None:
             config.alloc, config.free = self._memory.alloc, self._memory.free
@@ -103,9 +127,14 @@ class Group:
         """See Buffer. [collective]"""
         return Buffer(self, **shape)
 
+    @untraced
     def flush(self) -> None:
-        """All delayed weight gradients of the group are in their arrays, in stream order."""
+        """All delayed weight gradients of the group are in their arrays, in stream order; the hooks of its layers that
+        wait for them are called."""
         c.check(c.library().epo_group_wgrad_flush(self.handle, self.stream()))
+        for layer in [known() for known in self._layers]:
+            if layer is not None:
+                layer.gradients_flushed()
 
     def check(self) -> None:
         """Raises an error that a device reported late or that broke the group."""
@@ -122,8 +151,7 @@ class Group:
         """[collective] After the last buffer and layer. Groups are not closed by the garbage
         collector: it runs at another time on every rank."""
         if self._handle is not None:
-            handle, self._handle = self._handle, None
-            c.check(c.library().epo_group_destroy(handle))
+            c.destroy("epo_group_destroy", self)
 
 
 class _Memory:
@@ -209,6 +237,8 @@ class Buffer:
             raise ValueError("wire: found %r, allowed are None, 'rows', 'e4m3'" % (wire,))
         if overflow not in c.OVERFLOWS:
             raise ValueError("overflow: found %r, allowed are %s" % (overflow, ", ".join(c.OVERFLOWS)))
+        if dispatcher not in c.DISPATCHERS:
+            raise ValueError("dispatcher: found %r, allowed are %s" % (dispatcher, ", ".join(map(repr, c.DISPATCHERS))))
         self.group, self.hidden, self.experts, self.top_k, self.dtype = group, hidden, experts, top_k, dtype
         self._config = c.BufferConfig(
             experts=experts, hidden=hidden, top_k=top_k, max_tokens=max_tokens, type=_type_of(dtype),
@@ -227,6 +257,7 @@ class Buffer:
             raise RuntimeError("this buffer was closed")
         return self._handle
 
+    @untraced
     def plan(self, experts: torch.Tensor, weights: Optional[torch.Tensor] = None) -> "Plan":
         """experts int64 [T, K], -1 for a slot that is not used; weights float32 [T, K] or None: 1.
         [collective] Waits until the counts are known, unless the buffer is for graphs."""
@@ -241,13 +272,12 @@ class Buffer:
         if self._handle is None:
             return
         try:
-            c.check(c.library().epo_buffer_destroy(self._handle))
+            c.destroy("epo_buffer_destroy", self)
         except c.Error as e:
             if e.status != "EPO_E_STATE":
                 raise
             raise c.Error(e.status, str(e).split(": ", 1)[1] + " (outputs whose backward has not run keep theirs: "
                                                              "del them)") from None
-        self._handle = None
 
 
 class Plan:
@@ -262,7 +292,7 @@ class Plan:
         self.tokens, self.top_k = int(experts.shape[0]), int(experts.shape[1])
         if weights is not None:
             weights = _need(weights.detach(), "weights", (self.tokens, self.top_k), torch.float32, group.device)
-        self.buffer, self.group = buffer, group
+        self.buffer, self.group, self.weighted = buffer, group, weights is not None
         routing = c.Routing(tokens=self.tokens, top_k=self.top_k, experts=_pointer(experts), weights=_pointer(weights))
         self.handle: Optional[c_void_p] = c.create("epo_plan_create", buffer.handle, byref(routing), group.stream())
         rows = c_uint64()
@@ -364,15 +394,20 @@ class _Combine(torch.autograd.Function):
         return _dispatch(ctx.plan, _tokens(ctx.plan, dy, "gradient of y"), None), None
 
 
+@untraced
 def dispatch(x: torch.Tensor, weights: Optional[torch.Tensor], plan: Plan) -> Tuple[torch.Tensor, torch.Tensor]:
     """x [T, H] to (rows [plan.rows, H], row_weights float32 [plan.rows]), differentiable in both.
 
     weights: the tensor that `plan` was made with (its gradient comes back through it), or None.
     [collective], and so is its backward: every rank runs both, in the same order.
     """
+    if weights is not None and (not plan.weighted or weights.shape != (plan.tokens, plan.top_k)):
+        raise ValueError("weights: found %s for a plan of [%d, %d] made %s weights; needed are those it was made with" % (
+            list(weights.shape), plan.tokens, plan.top_k, "with" if plan.weighted else "without"))
     return _Dispatch.apply(x, weights, plan)
 
 
+@untraced
 def combine(rows: torch.Tensor, plan: Plan) -> torch.Tensor:
     """rows [plan.rows, H] to y [T, H]: the unweighted sum of each token's rows. [collective]"""
     return _Combine.apply(rows, plan)

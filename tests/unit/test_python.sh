@@ -139,7 +139,7 @@ if "$python" -c 'import mypy' 2>/dev/null; then
 else
     echo "left out: type hints ($python has no mypy)"
 fi
-for program in unit/test_deep_ep_pack unit/test_deep_ep_streams gpu/python_deep_ep gpu/python_layer; do
+for program in unit/test_python_edges unit/test_deep_ep_pack unit/test_deep_ep_streams gpu/python_deep_ep gpu/python_layer; do
     if [ $program = unit/test_deep_ep_pack ] && ! "$python" -c 'import triton' 2>/dev/null; then
         echo "left out: $program (no Triton)"
     elif PYTHONPATH=$src/python:$src/python/dropin PYTHONDONTWRITEBYTECODE=1 CUDA_VISIBLE_DEVICES='' \
