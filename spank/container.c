@@ -41,7 +41,7 @@ static const char *find_container(const char *const *words, size_t count) {
 }
 
 static const char *find_in_text(const char *text, char *name, size_t room) {
-    epo_words words = {NULL, 0, 0};
+    epo_words words = {0};
     const char *found = NULL;
     if (epo_words_split(&words, text, strnlen(text, TEXT_MAX)) == EPO_OK && words.count > 0) {
         const char **list = calloc(words.count, sizeof *list);

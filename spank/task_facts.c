@@ -14,7 +14,7 @@
 
 /* The settings of a framework's program; another program's arguments are its own. */
 static epo_status read_arguments(const struct ep_vector *vector, epo_facts *facts) {
-    epo_words words = {NULL, 0, 0};
+    epo_words words = {0};
     epo_program program;
     epo_command command;
     epo_status status = epo_program_read(vector->arguments, vector->count, &program);

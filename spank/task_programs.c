@@ -55,7 +55,7 @@ static epo_status add_line(const epo_words *words, size_t at, size_t end,
 }
 
 static epo_status read_list(const char *text, struct ep_programs *programs) {
-    epo_words words = {NULL, 0, 0};
+    epo_words words = {0};
     epo_status status = epo_words_split(&words, text, strlen(text));
     for (size_t at = 0, end; at < words.count && status == EPO_OK; at = end) {
         for (end = at + 1; end < words.count && !words.word[end].begins; end++) {

@@ -26,12 +26,17 @@ typedef struct epo_word {
 typedef struct epo_words {
     epo_word *word;
     size_t count, room;
+    /* Of a script, for its reader: the first function that nothing in it calls, and the first
+     * file that it sources; line 0: none. */
+    char uncalled[64];
+    unsigned uncalled_line, source_line;
 } epo_words;
 
 /* Zero-initialise; free with epo_words_free. */
 epo_status epo_words_add(epo_words *words, const char *text, unsigned line, bool open, bool begins);
 /* Splits `text` as a shell does: quotes, backslashes, comments, lines that go on,
- * variables assigned earlier in the same text.  Never runs anything. */
+ * variables assigned earlier in the same text.  A function's words stand where it is called.
+ * Never runs anything. */
 epo_status epo_words_split(epo_words *words, const char *text, size_t length);
 void epo_words_free(epo_words *words);
 

@@ -198,6 +198,40 @@ assert found["delay_wgrad_compute"] is None and found["recompute_granularity"] i
 END
 }
 
+@test "a function counts where it is called; one that nothing calls is told of" {
+    cat >job.sh <<'END'
+old() {
+    srun python pretrain_gpt.py --recompute-granularity full --delay-wgrad-compute
+}
+launch() {
+    local EP=8
+    srun python pretrain_gpt.py --bf16 --num-experts 8 --expert-model-parallel-size $EP \
+        --overlap-moe-expert-parallel-comm --moe-token-dispatcher-type alltoall
+}
+EP=1
+(EP=2)
+launch
+END
+    run "$tool" lint --no-environment --all job.sh
+    [ "$status" -eq 0 ]
+    [[ $output == *"job.sh:1: nothing here calls old(): what it says does not count"* ]]
+    [[ ${output#*passed:} == *OVL-001*OVL-007* ]]
+    run --separate-stderr "$tool" lint --no-environment --json job.sh
+    is_json
+    [[ $output == *'"sources_another_file": false'*'"function_never_called": "old"'* ]]
+    # called at a condition it may train so, what it sets is not known; called by name it is
+    sed -i 's/^launch$/[ "$1" ] \&\& old/' job.sh
+    run "$tool" lint --no-environment job.sh
+    [[ $status -eq 1 && $output == *"launch(): what it says"*"error    DWG-001"* ]]
+    # nothing is left, and the reason is told; a file that is sourced is not read
+    printf '. ./args.sh\nlaunch() { srun python pretrain_gpt.py --bf16; }\n' >job.sh
+    run "$tool" lint --no-environment job.sh
+    [[ $status -eq 4 && $output == *"nothing calls launch() of line 2"* ]]
+    echo launch >>job.sh
+    run "$tool" lint --no-environment job.sh
+    [[ $status -eq 0 && $output == *"job.sh:1: sources a file that is not read"* ]]
+}
+
 @test "what lint takes for known is what bash passes, in random scripts" {
     command -v python3 >/dev/null || skip "no python3"
     run timeout 120 "$BATS_TEST_DIRNAME/shell.py" "$tool" 150

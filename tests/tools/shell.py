@@ -14,6 +14,7 @@ import sys
 FLAGS = ["expert-model-parallel-size", "tensor-model-parallel-size", "pipeline-model-parallel-size",
          "context-parallel-size", "num-experts"]
 NAMES = "ABCDE"
+FUNCTIONS = "fghk"
 
 
 def word(r, depth=0):
@@ -52,29 +53,66 @@ def options(r):
     return "L+=(%s)" % text
 
 
-def set_otherwise(r, depth):
+def set_otherwise(r, depth, low):
     """What sets a variable without NAME=value at a command's start, or looks so and does not."""
     name, value = r.choice(NAMES), r.randrange(1, 65)
-    inner = "\n%s\n" % (line(r, depth + 1) if depth < 2 else ":").replace("%", "%%")
+    inner = "\n%s\n" % (line(r, depth + 1, low) if depth < 2 else ":").replace("%", "%%")
     return r.choice(["for %s in 1 %d; do :; done", "read -r %s <<<%d", "(( %s = %d ))", "let %s=%d",
                      "printf -v %s %%s %d", "echo %s=%d >&2", "false && %s=%d", "grep -q x /dev/null && %s=%d",
                      "while false; do %s=%d" + inner + "done", "until (( 1 )); do" + inner + "%s=%d; done",
                      "for i in 1; do %s=%d; done", "unset %s # %d", "true \"${%s/%d/1}\""]) % (name, value)
 
 
-def line(r, depth=0):
-    kind = r.randrange(11)
+def function(r, depth, low):
+    """A function, called or not, before or behind others, in a subshell, in a pipe, at a condition.
+
+    It calls those alone whose letters come later: none calls itself.
+    """
+    if low >= len(FUNCTIONS):
+        return assignment(r)
+    at = r.randrange(low, len(FUNCTIONS))
+    name = FUNCTIONS[at]
+    first = r.choice(["", "", "local %s=%d" % (r.choice(NAMES), r.randrange(1, 65)), "local %s" % r.choice(NAMES)])
+    last = r.choice(["", "", "", "return", "[ %d = 1 ] || return 0" % r.randrange(2),
+                     "if [ 1 = %d ]; then return; fi" % r.randrange(2)])
+    body = "\n".join(l for l in [first, line(r, depth + 1, at + 1), last, line(r, depth + 1, at + 1)] if l)
+    head = r.choice(["%s() {", "%s () {", "function %s {", "function %s() {", "%s()\n{", "%s() ("]) % name
+    text = "%s\n%s\n%s" % (head, body, ")" if head.endswith("(") else "}")
+    return "\n".join([text] + [call(r, low) for _ in range(r.randrange(3))])
+
+
+def call(r, low):
+    if low >= len(FUNCTIONS):
+        return assignment(r)
+    name = FUNCTIONS[r.randrange(low, len(FUNCTIONS))]
+    return r.choice([name, name, name, "( %s )" % name, "%s | cat" % name, ": | %s" % name, "%s || :" % name,
+                     "if %s; then :; fi" % name, "[ %d = 1 ] && %s" % (r.randrange(2), name), "{ %s; }" % name,
+                     "for i in 1; do %s; done" % name, "%s 1 2 >/dev/null 2>&1" % name])
+
+
+def subshell(r, depth, low):
+    return "( %s\n)" % line(r, depth + 1, low) if r.random() < 0.5 else "(\n%s\n%s\n)" % (line(r, depth + 1, low), line(r, depth + 1, low))
+
+
+def line(r, depth=0, low=0):
+    kind = r.randrange(14)
+    if kind == 11:
+        return subshell(r, depth, low) if depth < 3 else assignment(r)
+    if kind == 12:
+        return function(r, depth, low) if depth < 3 else call(r, low)
+    if kind == 13:
+        return call(r, low)
     if kind < 4:
         return assignment(r)
     if kind == 10:
-        return set_otherwise(r, depth)
+        return set_otherwise(r, depth, low)
     if kind < 7:
         return options(r)
     if kind == 7:
         return ": %s" % word(r)
     if kind == 8 and depth < 2:
-        other = "else\n%s\n" % line(r, depth + 1) if r.random() < 0.5 else ""
-        return "if [ %d = 1 ]; then\n%s\n%sfi" % (r.randrange(2), line(r, depth + 1), other)
+        other = "else\n%s\n" % line(r, depth + 1, low) if r.random() < 0.5 else ""
+        return "if [ %d = 1 ]; then\n%s\n%sfi" % (r.randrange(2), line(r, depth + 1, low), other)
     return "[ %d = 1 ] && %s" % (r.randrange(2), assignment(r))
 
 

@@ -175,6 +175,61 @@ static void words_split_as_a_shell_does(void) {
     check_words("", "");
 }
 
+static void functions_are_read_where_they_are_called(void) {
+    check_words("f() { A=2; run $A; }; A=1; go $A", "/A=1/go|1");
+    check_words("f() { run --x $A; }\nA=1; f; A=2; f", "/A=1/f/run|--x|1/A=2/f/run|--x|2");
+    check_words("function f {\nA=2 # }\n}\nA=1; f; go $A", "/A=1/f/A=2/go|2");
+    check_words("f () # c\n{ local A=2; B=$A; }; A=1; f; go $A $B",
+                "/A=1/f/local|A=2/B=2/go|$A?|2");
+    check_words("function f() (\nA=2\n)\nA=1; f; go $A", "/A=1/f/A=2/go|1");
+    check_words("f() { A=2; }; A=1; f | b; f &\ngo $A", "/A=1/f/A=2/b/f/A=2/go|1");
+    check_words("f() { A=2; }; A=1; [ t ] && f\ngo $A", "/A=1/[|t|]/f/A=2/go|$A?");
+    check_words("if t; then f() { A=2; }; fi; A=1; f; go $A", "/if|t/then/fi/A=1/f/A=2/go|$A?");
+    check_words("f() { A=2; return; A=3; }; f; go $A", "/f/A=2/return/go|2");
+    check_words("f() { [ t ] && return; A=3; }; A=1; f; go $A", "/A=1/f/[|t|]/return/A=3/go|$A?");
+    check_words("f() { g; }; g() { A=2; }; f; go $A", "/f/g/A=2/go|2");
+    check_words("f() { A=2; f; f; }; f; go $A", "/f/A=2/f/f/go|2");
+    check_words("f() { A=2; }; A=1; export -f f; go $A", "/A=1/export|-f|f/A=2/go|$A?");
+    check_words("f() { case a in (a) b;; c) d;; esac; }; f; e", "/f/case|a|in/a/b/c/d/esac/e");
+    check_words("f() { if a; then b; fi }; f", "/f/if|a/then|b/fi");
+    check_words("A=1; (A=2; (A=3); go $A); go $A", "/A=1/A=2/A=3/go|2/go|1");
+    check_words("A=1; (f() { A=2; }; f); f; go $A", "/A=1/f/A=2/f/go|1");
+    /* what is none: a body that nothing ends, no body, no name */
+    check_words("f() { a", "/f/{|a");
+    check_words("f() a", "/f/a");
+    check_words("A=() { a; }", "/A=/{|a/}");
+    /* told: the first that nothing calls, and a file that is read elsewhere */
+    epo_words words = {0};
+    const char *text = ". ~/.bashrc; source env/bin/activate\nf() { a; }\n\n. ./b.sh\ng() { f; }\n";
+    CU_ASSERT_EQUAL(epo_words_split(&words, text, strlen(text)), EPO_OK);
+    CU_ASSERT_STRING_EQUAL(words.uncalled, "f");
+    CU_ASSERT_EQUAL(words.uncalled_line, 2);
+    CU_ASSERT_EQUAL(words.source_line, 4);
+    epo_words_free(&words);
+}
+
+/* Functions that call each other twice grow without end; so do those that nothing ends. */
+static void functions_have_a_bound(void) {
+    size_t size = 4u << 20, used = 0;
+    char *text = malloc(size);
+    epo_words words = {0};
+    for (int i = 0; i < 40; i++)
+        used +=
+            (size_t)snprintf(text + used, size - used, "f%d() { f%d; f%d; }\n", i, i + 1, i + 1);
+    used += (size_t)snprintf(text + used, size - used, "f40() { : %0600000d; }\nf30\n", 0);
+    CU_ASSERT_EQUAL(epo_words_split(&words, text, used), EPO_E_OVERFLOW);
+    epo_words_free(&words);
+    for (used = 0; used + 8 < size;)
+        used += (size_t)snprintf(text + used, size - used, "f() {\n");
+    CU_ASSERT_EQUAL(epo_words_split(&words, text, used), EPO_E_OVERFLOW);
+    epo_words_free(&words);
+    for (used = 0; used + 40 < size;)
+        used += (size_t)snprintf(text + used, size - used, "(A=$A%08x\n", 1);
+    (void)epo_words_split(&words, text, used);
+    epo_words_free(&words);
+    free(text);
+}
+
 static void words_refuse_what_is_no_script(void) {
     epo_words words = {0};
     CU_ASSERT_EQUAL(epo_words_split(&words, "a\nb 'c", 6), EPO_E_ARG);
@@ -594,6 +649,8 @@ int main(void) {
         {"facts replace, and default", facts_replace_and_default},
         {"facts have a bound", facts_have_a_bound},
         {"words split as a shell does", words_split_as_a_shell_does},
+        {"functions are read where they are called", functions_are_read_where_they_are_called},
+        {"functions have a bound", functions_have_a_bound},
         {"words refuse what is no script", words_refuse_what_is_no_script},
         {"a Megatron-LM command is read", a_megatron_command_is_read},
         {"Bridge's overrides are read", bridge_overrides_are_read},

@@ -129,6 +129,9 @@ static epo_status read_words(const epo_words *words, const char *name, bool is_s
     input->defaults_unknown = takes_settings_from_elsewhere(words) || command.open_arguments;
     input->open_line = command.open_arguments ? command.open_line : 0;
     input->step_lacks = command.step_lacks;
+    memcpy(input->uncalled, words->uncalled, sizeof input->uncalled);
+    input->uncalled_line = words->uncalled_line;
+    input->source_line = words->source_line;
     return status;
 }
 

@@ -23,7 +23,9 @@ typedef struct epo_input {
     bool megatron_lm;      /* a command or script for Megatron-LM */
     bool defaults_unknown; /* takes settings from elsewhere (--yaml-cfg, a cut dump, $EXTRA) */
     unsigned open_line;    /* of a script: where $EXTRA or the like stands; 0: nowhere */
-    bool step_lacks;       /* srun asks for overlap, and nothing enables it in the arguments */
+    char uncalled[64];     /* of a script: a function that nothing calls; line 0: none */
+    unsigned uncalled_line, source_line; /* source_line: where it reads another file */
+    bool step_lacks; /* srun asks for overlap, and nothing enables it in the arguments */
 } epo_input;
 
 /* Reads a script, a YAML file or a log ("-": standard input) into facts; the

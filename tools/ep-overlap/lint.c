@@ -131,6 +131,18 @@ static epo_status read_inputs(lint_work *w, int files, char **file, int command_
     return status;
 }
 
+static int nothing_found(const epo_input *input) {
+    if (input->uncalled_line > 0)
+        return epo_tool_error("lint", EPO_EXIT_UNDECIDED,
+                              "%s: no setting that a rule reads was found (read as: %s, in which "
+                              "nothing calls %s() of line %u)",
+                              input->name, epo_input_kind_name(input->kind), input->uncalled,
+                              input->uncalled_line);
+    return epo_tool_error("lint", EPO_EXIT_UNDECIDED,
+                          "%s: no setting that a rule reads was found (read as: %s)", input->name,
+                          epo_input_kind_name(input->kind));
+}
+
 static int judge(lint_work *w) {
     epo_lint_result result = {.inputs = w->inputs,
                               .input_count = w->input_count,
@@ -140,9 +152,7 @@ static int judge(lint_work *w) {
     for (int i = 0; i < w->input_count; i++)
         settings += w->inputs[i].settings;
     if (settings + (size_t)w->set_count == 0)
-        return epo_tool_error("lint", EPO_EXIT_UNDECIDED,
-                              "%s: no setting that a rule reads was found (read as: %s)",
-                              w->inputs[0].name, epo_input_kind_name(w->inputs[0].kind));
+        return nothing_found(&w->inputs[0]);
     result.verdicts = calloc(epo_rules_count(), sizeof *result.verdicts);
     if (result.verdicts == NULL)
         return epo_tool_fail("lint", epo_fail(EPO_E_NOMEM, "no memory"));

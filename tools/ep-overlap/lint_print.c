@@ -131,6 +131,12 @@ static void print_inputs_notes(const epo_lint_result *r) {
         if (input->open_line > 0)
             printf("%s:%u: more arguments come from the shell: what is not told stays undecided\n",
                    input->name, input->open_line);
+        if (input->source_line > 0)
+            printf("%s:%u: sources a file that is not read: what it sets does not count\n",
+                   input->name, input->source_line);
+        if (input->uncalled_line > 0)
+            printf("%s:%u: nothing here calls %s(): what it says does not count\n", input->name,
+                   input->uncalled_line, input->uncalled);
         if (input->step_lacks)
             printf("\nerror    ARG-OVERLAP  start the program by ep-overlap exec --, or add the "
                    "arguments (ep-overlap env)\n"
@@ -214,6 +220,9 @@ void epo_lint_print_json(const epo_lint_result *r) {
         epo_json_text(&json, "kind", epo_input_kind_name(r->inputs[i].kind));
         epo_json_integer(&json, "settings", (int64_t)r->inputs[i].settings);
         epo_json_bool(&json, "more_arguments_from_the_shell", r->inputs[i].open_line > 0);
+        epo_json_bool(&json, "sources_another_file", r->inputs[i].source_line > 0);
+        epo_json_text(&json, "function_never_called",
+                      r->inputs[i].uncalled_line > 0 ? r->inputs[i].uncalled : NULL);
         epo_json_bool(&json, "step_will_be_refused", r->inputs[i].step_lacks);
         epo_json_end(&json, '}');
     }
