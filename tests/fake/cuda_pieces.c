@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -265,7 +266,12 @@ EXPORT int cuMemExportToShareableHandle(void *out, memory m, int type, unsigned 
     FAILS;
     if (type != 1 || flags != 0 || is_rank("FAKE_CUDA_NO_IPC"))
         return 801;
-    return (*(int *)out = dup(((piece *)(uintptr_t)m)->file)) < 0;
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", ((piece *)(uintptr_t)m)->file);
+    *(int *)out = open(path, O_RDWR | O_APPEND); /* (by which it is known) */
+    if (is_rank("FAKE_CUDA_SLOW"))
+        usleep(200);
+    return *(int *)out < 0;
 }
 
 /* FAKE_CUDA_NO_P2P=N: process number N cannot open anybody's memory.  FAKE_CUDA_SLOW=N: it takes

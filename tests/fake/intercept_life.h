@@ -90,6 +90,49 @@ static void loaders(ncclComm_t c, cudaStream_t s, uint64_t count) {
     }
 }
 
+/* EXHAUST=N: process number N may open a few files more, no longer. */
+static void exhaust(void) {
+    const char *given = getenv("EXHAUST");
+    int last = -1;
+    if (given == NULL || strtol(given, NULL, 10) != rank)
+        return;
+    for (int one; (one = dup(0)) >= 0;)
+        last = one;
+    for (int i = 0; i < 4; i++)
+        close(last - i);
+}
+
+/* Descriptors that memory is handed over with, which the stand-in marks so, and sockets.  (It keeps
+ * its own from 300 on.) */
+static int count_ours(void) {
+    struct stat st;
+    int n = 0;
+    for (int fd = 3; fd < 300; fd++)
+        n += fstat(fd, &st) == 0 && (S_ISSOCK(st.st_mode) || (fcntl(fd, F_GETFL) & O_APPEND) != 0);
+    return n;
+}
+
+static void *inherit(void *argument) {
+    (void)argument;
+    while (atomic_load(&loading)) {
+        const pid_t child = fork();
+        if (child == 0)
+            _exit(count_ours() != 0);
+        must_end(child);
+    }
+    return NULL;
+}
+
+/* Children that do not exec, started while memory is handed over, have nothing of it. */
+static void inherited(ncclComm_t c, cudaStream_t s, uint64_t count) {
+    pthread_t thread;
+    atomic_store(&loading, true);
+    MUST(pthread_create(&thread, NULL, inherit, NULL));
+    renew(c, s, count);
+    atomic_store(&loading, false);
+    pthread_join(thread, NULL);
+}
+
 /* Rank 0 dies of a wrong address: behind an exchange, or `held`, when its stream never comes to
  * one, and the other ends its waits for it. */
 static void crash(ncclComm_t c, cudaStream_t s, bool held) {

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -561,8 +562,11 @@ int main(int argc, char **argv) {
     buffers();
     MUST(stream_create(&s, 1, 0));
     ncclComm_t c = world();
+    exhaust();
     if (strcmp(what, "random") == 0)
         random_calls(c, s, count);
+    else if (strcmp(what, "inherited") == 0)
+        inherited(c, s, count);
     else if (strcmp(what, "default") == 0)
         random_calls(c, NULL, count);
     else if (strcmp(what, "graph") == 0)

@@ -274,9 +274,18 @@ check "memory in pieces, freed and allocated again" arrives 2 renew 40 "${pieces
 check "memory in pieces: communicators that come and go leave nothing" arrives 2 cycles 24 "${pieces[@]}"
 check "memory in pieces: graphs, splits" eval 'arrives 3 graph 12 "${pieces[@]}" && arrives 3 split 8 "${pieces[@]}"'
 check "memory in pieces: one rank takes long to map them" arrives 2 random 30 "${pieces[@]}" FAKE_CUDA_SLOW=1
+inherited() {
+    local slow
+    for slow in none 0 1; do
+        arrives 2 inherited 24 "${pieces[@]}" EP_OVERLAP_INTERPOSE_WAIT=10000000 FAKE_CUDA_SLOW="$slow" || return 1
+    done
+}
+check "memory in pieces: children of a fork have nothing of what is handed over" inherited
 check "memory in pieces: one rank asked for no handles, the other's is used" arrives 2 random 20 "${pieces[@]}" FAKE_CUDA_NO_IPC=0
 check "memory in pieces without handles is told" left_alone "memory that cannot be exported" 2 random 20 "${pieces[@]}" FAKE_CUDA_NO_IPC=1 FAKE_CUDA_NO_P2P=1
 check "memory in pieces: one rank without P2P is told" left_alone "peer's memory cannot be mapped" 2 random 20 "${pieces[@]}" FAKE_CUDA_NO_P2P=0
+check "memory in pieces: no descriptors left at either end is told" eval \
+    'left_alone "limit of open files" 2 random 20 "${pieces[@]}" EXHAUST=0 && left_alone "limit of open files" 2 random 20 "${pieces[@]}" EXHAUST=1'
 check "memory in pieces of a GPU that a rank does not see is told" left_alone "GPUs visible to each rank" 2 random 20 "${pieces[@]}" FAKE_CUDA_UNSEEN=0
 mixed() { # one rank has the interposer off: nobody carries, nothing hangs
     local unique=m$BASHPID-$RANDOM r status=0 pids=() modes=(accelerate off)

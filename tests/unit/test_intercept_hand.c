@@ -8,11 +8,15 @@
 #include "unit.h"
 
 #include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -23,6 +27,9 @@
 
 static char handles[HAND_PIECES * 64];
 static hand_stretch got;
+static kept came;
+
+static bool take(int end) { return hand_take(end, &got, handles, &came) == HAND_TAKEN; }
 
 static int count_open(void) {
     int n = 0;
@@ -58,18 +65,18 @@ static void descriptors_arrive(void) {
         files[i] = memfd_create("piece", MFD_CLOEXEC);
     for (uint32_t count = 1; count <= HAND_PIECES; count += 239) {
         const hand_stretch s = stretch(count, CU_HANDLE_DESCRIPTOR, count);
-        CU_ASSERT_TRUE(hand_give(to_name, &s, files));
-        CU_ASSERT_TRUE(hand_take(to, &got, handles));
+        CU_ASSERT_EQUAL(hand_give(to_name, &s, files), FALLBACK_NONE);
+        CU_ASSERT_TRUE(take(to));
         CU_ASSERT_TRUE(is_same(&s, &got));
         for (uint32_t i = 0; i < count; i++) {
             int fd;
             memcpy(&fd, handles + i * sizeof fd, sizeof fd);
             CU_ASSERT_TRUE(file_of(fd) == file_of(files[i]));
             CU_ASSERT_TRUE((fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0);
-            close(fd);
         }
+        kept_close(&came);
     }
-    CU_ASSERT_FALSE(hand_take(to, &got, handles));
+    CU_ASSERT_FALSE(take(to));
     for (int i = 0; i < HAND_PIECES; i++)
         close(files[i]);
     CU_ASSERT_EQUAL(count_open(), before);
@@ -82,8 +89,8 @@ static void fabric_handles_arrive(void) {
     const hand_stretch s = stretch(9, CU_HANDLE_FABRIC, HAND_PIECES);
     for (size_t i = 0; i < sizeof given; i++)
         given[i] = (char)(i * 7);
-    CU_ASSERT_TRUE(hand_give(name, &s, given));
-    CU_ASSERT_TRUE(hand_take(end, &got, handles) && is_same(&s, &got));
+    CU_ASSERT_EQUAL(hand_give(name, &s, given), FALLBACK_NONE);
+    CU_ASSERT_TRUE(take(end) && is_same(&s, &got));
     CU_ASSERT_EQUAL(memcmp(given, handles, sizeof given), 0);
     close(end);
 }
@@ -93,14 +100,14 @@ static void what_does_not_go(void) {
     const int end = hand_open(name), other = hand_open(none);
     hand_stretch s = stretch(1, CU_HANDLE_DESCRIPTOR, 1);
     close(other); /* nobody has that name any more */
-    CU_ASSERT_FALSE(hand_give(none, &s, &end));
+    CU_ASSERT_EQUAL(hand_give(none, &s, &end), FALLBACK_UNTAKEN);
     memset(none, 0, sizeof none);
-    CU_ASSERT_FALSE(hand_give(none, &s, &end));
+    CU_ASSERT_EQUAL(hand_give(none, &s, &end), FALLBACK_UNTAKEN);
     s.count = 0;
-    CU_ASSERT_FALSE(hand_give(name, &s, &end));
+    CU_ASSERT_EQUAL(hand_give(name, &s, &end), FALLBACK_MEMORY);
     s.count = HAND_PIECES + 1;
-    CU_ASSERT_FALSE(hand_give(name, &s, &end));
-    CU_ASSERT_FALSE(hand_take(end, &got, handles));
+    CU_ASSERT_EQUAL(hand_give(name, &s, &end), FALLBACK_MEMORY);
+    CU_ASSERT_FALSE(take(end));
     close(end);
 }
 
@@ -110,13 +117,13 @@ static void a_full_queue(void) {
     const int end = hand_open(name), before = count_open();
     const hand_stretch s = stretch(3, CU_HANDLE_DESCRIPTOR, 1);
     int given = 0, taken = 0;
-    while (given < 100000 && hand_give(name, &s, &end))
+    fallback why = FALLBACK_NONE;
+    while (given < 100000 && (why = hand_give(name, &s, &end)) == FALLBACK_NONE)
         given++;
+    CU_ASSERT_EQUAL(why, FALLBACK_UNTAKEN);
     CU_ASSERT_TRUE(given > 0 && given < 100000);
-    while (hand_take(end, &got, handles)) {
-        int fd;
-        memcpy(&fd, handles, sizeof fd);
-        close(fd);
+    while (take(end)) {
+        kept_close(&came);
         taken++;
     }
     CU_ASSERT_EQUAL(taken, given);
@@ -172,16 +179,12 @@ static void what_is_not_whole(void) {
     CU_ASSERT_TRUE(send_raw(name, &s[1], sizeof s[0] + 64, fds, 1));
     CU_ASSERT_TRUE(send_raw(name, &s[2], sizeof s[0], fds, 1));
     CU_ASSERT_TRUE(send_raw(name, &s[3], sizeof s[0], fds, 1));
-    CU_ASSERT_FALSE(hand_take(end, &got, handles));
+    CU_ASSERT_FALSE(take(end));
     memcpy(big, s, sizeof s[0]);
     CU_ASSERT_TRUE(send_raw(name, big, 60000, fds, 2));
-    CU_ASSERT_TRUE(hand_give(name, &s[0], fds)); /* behind it */
-    CU_ASSERT_TRUE(hand_take(end, &got, handles) && is_same(&s[0], &got));
-    for (int i = 0; i < 2; i++) {
-        int fd;
-        memcpy(&fd, handles + (size_t)i * sizeof fd, sizeof fd);
-        close(fd);
-    }
+    CU_ASSERT_EQUAL(hand_give(name, &s[0], fds), FALLBACK_NONE); /* behind it */
+    CU_ASSERT_TRUE(take(end) && is_same(&s[0], &got));
+    kept_close(&came);
     CU_ASSERT_EQUAL(count_open(), before);
     free(big);
     close(end);
@@ -192,9 +195,9 @@ static void a_silent_one(void) {
     char name[AGREE_SOCKET];
     const int end = hand_open(name), before = count_open(), silent = connect_raw(name);
     const hand_stretch s = stretch(6, CU_HANDLE_FABRIC, 1);
-    CU_ASSERT_TRUE(silent >= 0 && hand_give(name, &s, handles));
-    CU_ASSERT_TRUE(hand_take(end, &got, handles) && is_same(&s, &got));
-    CU_ASSERT_FALSE(hand_take(end, &got, handles));
+    CU_ASSERT_TRUE(silent >= 0 && hand_give(name, &s, handles) == FALLBACK_NONE);
+    CU_ASSERT_TRUE(take(end) && is_same(&s, &got));
+    CU_ASSERT_FALSE(take(end));
     close(silent);
     CU_ASSERT_EQUAL(count_open(), before);
     close(end);
@@ -215,7 +218,7 @@ static void a_stranger(void) {
     if (other == 0)
         _exit(setuid(65534) != 0 || !send_raw(name, &s, sizeof s, &end, 1));
     CU_ASSERT_TRUE(waitpid(other, &status, 0) == other && status == 0);
-    CU_ASSERT_FALSE(hand_take(end, &got, handles));
+    CU_ASSERT_FALSE(take(end));
     CU_ASSERT_EQUAL(count_open(), before);
     close(end);
 }
@@ -241,13 +244,175 @@ static void a_stranger_has_the_name(void) {
         _exit(!told || !waited || (came >= 0 && recv(came, &got, sizeof got, MSG_DONTWAIT) > 0));
     }
     CU_ASSERT_TRUE(read(ready[0], name, sizeof name) == sizeof name);
-    CU_ASSERT_FALSE(hand_give(name, &s, ready));
+    CU_ASSERT_EQUAL(hand_give(name, &s, ready), FALLBACK_UNTAKEN);
     close(gone[1]);
     CU_ASSERT_TRUE(waitpid(other, &status, 0) == other && status == 0);
     close(gone[0]);
     close(ready[0]);
     close(ready[1]);
     CU_ASSERT_EQUAL(count_open(), before);
+}
+
+/* As another user, whom limits bind, with `files` descriptors at most. */
+static bool be_bound(rlim_t files) {
+    const struct rlimit limit = {files, files};
+    return setrlimit(RLIMIT_NOFILE, &limit) == 0 && (geteuid() != 0 || setuid(65534) == 0);
+}
+
+static bool ends_well(pid_t child) {
+    int status = -1;
+    return waitpid(child, &status, 0) == child && status == 0;
+}
+
+/* What is on its way counts, until it is taken; then there is none left for a socket. */
+static void too_many_sent(void) {
+    const pid_t child = fork();
+    if (child == 0) {
+        char name[AGREE_SOCKET];
+        const hand_stretch s = stretch(3, CU_HANDLE_DESCRIPTOR, 20);
+        int files[20], given = 0;
+        const bool bound = be_bound(32);
+        const int end = hand_open(name);
+        for (int i = 0; i < 20; i++)
+            files[i] = end;
+        while (given < 50 && hand_give(name, &s, files) == FALLBACK_NONE)
+            given++;
+        const bool sent = given > 0 && given < 50 && hand_give(name, &s, files) == FALLBACK_FILES;
+        const bool some = !hand_is_full();
+        while (dup(end) >= 0)
+            ;
+        _exit(!bound || !sent || !some || hand_give(name, &s, files) != FALLBACK_FILES ||
+              !hand_is_full());
+    }
+    CU_ASSERT_TRUE(ends_well(child));
+}
+
+/* Whoever may have no more of them gets none of a stretch, which he is told, then none at all. */
+static void too_many_to_take(void) {
+    char name[AGREE_SOCKET];
+    const int end = hand_open(name), before = count_open();
+    const hand_stretch s = stretch(4, CU_HANDLE_DESCRIPTOR, 20);
+    int files[20];
+    for (int i = 0; i < 20; i++)
+        files[i] = end;
+    for (int i = 0; i < 3; i++)
+        CU_ASSERT_EQUAL(hand_give(name, &s, files), FALLBACK_NONE);
+    const pid_t child = fork();
+    if (child == 0) {
+        const struct rlimit few = {(rlim_t)before + 10, (rlim_t)before + 10};
+        bool good = setrlimit(RLIMIT_NOFILE, &few) == 0;
+        good = good && hand_take(end, &got, handles, &came) == HAND_FILES && is_same(&got, &s);
+        kept_close(&came);
+        good = good && count_open() == before;
+        while (dup(end) >= 0)
+            ;
+        good = good && hand_take(end, &got, handles, &came) == HAND_FILES && got.count == 0;
+        _exit(!good);
+    }
+    CU_ASSERT_TRUE(ends_well(child));
+    CU_ASSERT_TRUE(take(end) && is_same(&got, &s)); /* (one of three: the child had one of them) */
+    kept_close(&came);
+    CU_ASSERT_EQUAL(count_open(), before);
+    close(end);
+}
+
+/* A child has none of what was taken, and whose who made it are as they were; it may go on. */
+static void a_child(void) {
+    char name[AGREE_SOCKET];
+    const int end = hand_open(name), before = count_open();
+    const hand_stretch s = stretch(8, CU_HANDLE_DESCRIPTOR, 3);
+    const int files[3] = {end, 0, end};
+    CU_ASSERT_EQUAL(hand_give(name, &s, files), FALLBACK_NONE);
+    CU_ASSERT_EQUAL(hand_give(name, &s, files), FALLBACK_NONE);
+    CU_ASSERT_TRUE(take(end));
+    CU_ASSERT_EQUAL(count_open(), before + 3);
+    const pid_t child = fork();
+    if (child == 0) {
+        bool good = count_open() == before;
+        const int mine = dup(end); /* a number that was one of these */
+        kept_close(&came);
+        good = good && count_open() == before + 1 && close(mine) == 0;
+        good = good && take(end) && count_open() == before + 3;
+        kept_close(&came);
+        _exit(!good || count_open() != before);
+    }
+    CU_ASSERT_TRUE(ends_well(child));
+    CU_ASSERT_EQUAL(count_open(), before + 3);
+    kept_close(&came);
+    CU_ASSERT_EQUAL(count_open(), before);
+    close(end);
+}
+
+static atomic_bool locked, over;
+
+static void *stay_locked(void *argument) {
+    sigset_t signals;
+    (void)argument;
+    kept_lock(&signals);
+    atomic_store(&locked, true);
+    while (!atomic_load(&over))
+        usleep(1000);
+    kept_unlock(&signals);
+    return NULL;
+}
+
+/* A driver's call does not come back: a fork goes on, and its child is not held up. */
+static void a_lock_that_is_held(void) {
+    pthread_t thread;
+    CU_ASSERT_FATAL(pthread_create(&thread, NULL, stay_locked, NULL) == 0);
+    while (!atomic_load(&locked))
+        usleep(1000);
+    const pid_t child = fork();
+    if (child == 0) {
+        char name[AGREE_SOCKET];
+        const hand_stretch s = stretch(8, CU_HANDLE_DESCRIPTOR, 1);
+        const int end = hand_open(name), before = count_open();
+        const bool good = hand_give(name, &s, &end) == FALLBACK_NONE && take(end);
+        kept_close(&came);
+        _exit(!good || count_open() != before);
+    }
+    CU_ASSERT_TRUE(ends_well(child));
+    atomic_store(&over, true);
+    pthread_join(thread, NULL);
+}
+
+static void fork_now(int number) {
+    (void)number;
+    const pid_t child = fork();
+    if (child == 0)
+        _exit(0);
+    (void)waitpid(child, NULL, 0);
+}
+
+static void *signal_often(void *to) {
+    while (!atomic_load(&over)) {
+        pthread_kill(*(pthread_t *)to, SIGUSR1);
+        usleep(100);
+    }
+    return NULL;
+}
+
+/* A signal's handler that forks, in the thread that hands over. */
+static void forks_in_a_handler(void) {
+    char name[AGREE_SOCKET];
+    const int end = hand_open(name), before = count_open();
+    const struct sigaction action = {.sa_handler = fork_now, .sa_flags = SA_RESTART};
+    struct sigaction was;
+    pthread_t thread, me = pthread_self();
+    CU_ASSERT_FATAL(sigaction(SIGUSR1, &action, &was) == 0);
+    atomic_store(&over, false);
+    CU_ASSERT_FATAL(pthread_create(&thread, NULL, signal_often, &me) == 0);
+    for (int i = 0; i < 200; i++) {
+        const hand_stretch s = stretch(8, CU_HANDLE_DESCRIPTOR, 1);
+        CU_ASSERT_EQUAL(hand_give(name, &s, &end), FALLBACK_NONE);
+        CU_ASSERT_TRUE(take(end));
+        kept_close(&came);
+    }
+    atomic_store(&over, true);
+    pthread_join(thread, NULL);
+    CU_ASSERT_EQUAL(count_open(), before);
+    CU_ASSERT_EQUAL(sigaction(SIGUSR1, &was, NULL), 0);
+    close(end);
 }
 
 int main(void) {
@@ -260,6 +425,11 @@ int main(void) {
         {"a stranger", a_stranger},
         {"a stranger has the name", a_stranger_has_the_name},
         {"what is not whole", what_is_not_whole},
+        {"too many on their way", too_many_sent},
+        {"too many to take", too_many_to_take},
+        {"a child of a fork", a_child},
+        {"a lock that is held", a_lock_that_is_held},
+        {"forks in a signal's handler", forks_in_a_handler},
         CU_TEST_INFO_NULL,
     };
     return unit_run("interposer: handing over", tests);

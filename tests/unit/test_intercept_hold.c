@@ -640,7 +640,8 @@ static void test_told_meanwhile(void) {
         agree_gone *gone = &p.other.room->gone[peer];
         for (uint64_t id = 1; id <= 3; id++) {
             const agree_offer offer = {.id = id, .bytes = 64, .size = 64};
-            CU_ASSERT_TRUE(reach_open(ch, peer, &offer) != 0);
+            fallback why;
+            CU_ASSERT_TRUE(reach_open(ch, peer, &offer, &why) != 0);
         }
         CU_ASSERT_EQUAL(atomic_load(&gpu.opened), 3);
         tell(gone, 1);

@@ -167,9 +167,10 @@ static void take_all(job *j, double until) {
         message *m = &j->messages[w->send];
         w->sends = false;
         if (agree_get(p, m->number, until, &w->offer)) {
-            w->to = reach_open(j->ch, i, &w->offer);
+            fallback why = FALLBACK_UNREACHED;
+            w->to = reach_open(j->ch, i, &w->offer, &why);
             if (w->to == 0)
-                agree_refuse(p, m->number, FALLBACK_UNREACHED);
+                agree_refuse(p, m->number, why);
             w->sends = w->to != 0 && agree_take(p, m->number);
         }
         if (!w->sends)
@@ -187,8 +188,9 @@ static void hear_all(job *j, double until) {
         w->receives = agree_taken(p, m->number, until);
         if (!w->receives)
             m->why = why_refused(p, m->number);
-        if ((w->mine.id & PIECES_ID) != 0 && (w->receives || m->why == FALLBACK_UNREACHED))
-            pieces_heard(j->ch, i, w->mine.id, w->receives);
+        if ((w->mine.id & PIECES_ID) != 0 &&
+            (w->receives || m->why == FALLBACK_UNREACHED || m->why == FALLBACK_FILES))
+            pieces_heard(j->ch, i, w->mine.id, w->receives ? FALLBACK_NONE : m->why);
     }
 }
 

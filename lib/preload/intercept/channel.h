@@ -14,6 +14,7 @@
 #define EPO_INTERCEPT_CHANNEL_H
 
 #include "preload/intercept/agree.h"
+#include "preload/intercept/kept.h"
 
 /* Allocations of one peer's, or of ours, that are remembered. */
 #ifndef CHANNEL_REACH
@@ -44,6 +45,8 @@ typedef struct reach_entry {
     int kind;        /* of its handles */
     uint32_t handed; /* a bit for each peer that was given them */
     uint8_t tries[AGREE_RANKS];
+    fallback lost[AGREE_RANKS]; /* why the last of them was in vain */
+    fallback why;               /* of a peer's stretch that is not usable */
 } reach_entry;
 
 typedef struct reach_table {
@@ -102,6 +105,7 @@ struct channel {
     } copy;
     reach_table offered;
     int hand;           /* socket for pieces of memory; -1: none */
+    kept hand_kept;     /* it */
     uint64_t stretches; /* of ours so far */
     unsigned round;     /* exchanges so far */
 };
@@ -135,8 +139,8 @@ bool channel_thread(pthread_t *thread, void *(*run)(void *), void *argument);
 
 /* Where the peer finds `bytes` at `target`; else why it cannot. */
 fallback reach_offer(channel *ch, int peer, cu_pointer target, uint64_t bytes, agree_offer *offer);
-/* The same memory here, 0: not to be had. */
-cu_pointer reach_open(channel *ch, int peer, const agree_offer *offer);
+/* The same memory here, 0: not to be had, and why. */
+cu_pointer reach_open(channel *ch, int peer, const agree_offer *offer, fallback *why);
 /* Tells peers what of ours was freed and, if it may, gives back what they told us. */
 void reach_tidy(channel *ch, bool may);
 void reach_close(channel *ch);
@@ -156,11 +160,11 @@ reach_entry *pieces_known(channel *ch, cu_pointer target, uint64_t bytes);
 bool pieces_look(channel *ch, cu_pointer target, uint64_t bytes, reach_entry *e);
 /* The peer has got its handles; else why not. */
 fallback pieces_offer(channel *ch, int peer, reach_entry *e);
-/* It wrote there, or has lost or could not use them. */
-void pieces_heard(channel *ch, int peer, uint64_t id, bool reached);
+/* It wrote there (FALLBACK_NONE), or has lost or could not use them. */
+void pieces_heard(channel *ch, int peer, uint64_t id, fallback why);
 bool pieces_gone(const channel *ch, const reach_entry *e);
-/* Maps what peers have handed over. */
-void pieces_hear(channel *ch);
+/* Maps what peers have handed over.  FALLBACK_NONE: all that has come; else why it may not be. */
+fallback pieces_hear(channel *ch);
 void pieces_forget(const channel *ch, const reach_entry *e);
 
 /* ---- words.c ---- */

@@ -38,6 +38,8 @@ static const char *const fallback_names[FALLBACKS] = {
     [FALLBACK_MANY] = "several streams or messages to a peer in one group",
     [FALLBACK_LATE] = "late peer",
     [FALLBACK_WHOLE] = "ncclAlltoAll",
+    [FALLBACK_FILES] = "limit of open files",
+    [FALLBACK_UNTAKEN] = "peer that does not take descriptors",
 };
 
 static const char *const advices[FALLBACKS] = {
@@ -46,6 +48,7 @@ static const char *const advices[FALLBACKS] = {
     [FALLBACK_MEMORY] = "PyTorch's expandable segments need 2.6, cudaMallocAsync's pools cannot be",
     [FALLBACK_UNREACHED] = "it takes P2P; expandable segments: GPUs visible to each rank",
     [FALLBACK_WHOLE] = "EP_OVERLAP_INTERPOSE_ALLTOALL=1 on all ranks carries it",
+    [FALLBACK_FILES] = "raise it (ulimit -n): memory in pieces has up to 240 open for a moment",
     [FALLBACK_LATE] = "EP_OVERLAP_INTERPOSE_WAIT has the microseconds that a rank waits for a peer",
 };
 

@@ -3,6 +3,7 @@
 
 #include "preload/intercept/hand.h"
 
+#include <errno.h>
 #include <poll.h>
 #include <stddef.h>
 #include <string.h>
@@ -46,23 +47,42 @@ int hand_open(char name[AGREE_SOCKET]) {
     return s;
 }
 
-/* To whoever has that name now, if it is this user: the rank that had it may be gone.  -1: no. */
-static int reach(const char name[AGREE_SOCKET]) {
+/* Nothing more can be had: of this process, of the node, on their way to others. */
+static fallback why_not(int error) {
+    return error == EMFILE || error == ENFILE || error == ETOOMANYREFS ? FALLBACK_FILES
+                                                                       : FALLBACK_UNTAKEN;
+}
+
+/* One end, in `k`.  0, or the error. */
+static int socket_make(int *s, kept *k) {
+    sigset_t before;
+    kept_lock(&before);
+    *s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    const int error = *s < 0 ? errno : 0;
+    kept_add(k, s, 1);
+    kept_unlock(&before);
+    return error;
+}
+
+bool hand_is_full(void) {
+    kept k;
+    int one;
+    const int error = socket_make(&one, &k);
+    kept_close(&k);
+    return error != 0 && why_not(error) == FALLBACK_FILES;
+}
+
+/* To whoever has that name now, if it is this user: the rank that had it may be gone. */
+static bool reach(int s, const char name[AGREE_SOCKET]) {
     struct sockaddr_un to = {.sun_family = AF_UNIX};
     const size_t length = (unsigned char)name[0];
     if (length == 0 || length >= AGREE_SOCKET)
-        return -1;
+        return false;
     memcpy(to.sun_path, name + 1, length);
-    const int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (s >= 0 && connect(s, (struct sockaddr *)&to, (socklen_t)(NAME_AT + length)) == 0 &&
-        is_ours(s))
-        return s;
-    if (s >= 0)
-        close(s);
-    return -1;
+    return connect(s, (struct sockaddr *)&to, (socklen_t)(NAME_AT + length)) == 0 && is_ours(s);
 }
 
-bool hand_give(const char name[AGREE_SOCKET], const hand_stretch *s, const void *handles) {
+fallback hand_give(const char name[AGREE_SOCKET], const hand_stretch *s, const void *handles) {
     control c = {.bytes = {0}};
     const size_t carried = s->count * sizeof(int);
     const bool fabric = s->kind == CU_HANDLE_FABRIC;
@@ -70,9 +90,10 @@ bool hand_give(const char name[AGREE_SOCKET], const hand_stretch *s, const void 
         {(void *)(uintptr_t)s, sizeof *s},
         {(void *)(uintptr_t)handles, fabric ? s->count * HAND_FABRIC_BYTES : 0}};
     struct msghdr m = {.msg_iov = parts, .msg_iovlen = 2};
-    const int to = s->count > 0 && s->count <= HAND_PIECES ? reach(name) : -1;
-    if (to < 0)
-        return false;
+    kept k;
+    int to;
+    if (s->count == 0 || s->count > HAND_PIECES)
+        return FALLBACK_MEMORY;
     if (!fabric) {
         m.msg_control = &c;
         m.msg_controllen = CMSG_SPACE(carried);
@@ -81,9 +102,12 @@ bool hand_give(const char name[AGREE_SOCKET], const hand_stretch *s, const void 
             .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(carried)};
         memcpy(CMSG_DATA(h), handles, carried);
     }
-    const bool sent = sendmsg(to, &m, MSG_DONTWAIT | MSG_NOSIGNAL) > 0;
-    close(to);
-    return sent;
+    const int error = socket_make(&to, &k);
+    fallback why = error != 0 ? why_not(error) : FALLBACK_UNTAKEN;
+    if (error == 0 && reach(to, name))
+        why = sendmsg(to, &m, MSG_DONTWAIT | MSG_NOSIGNAL) > 0 ? FALLBACK_NONE : why_not(errno);
+    kept_close(&k);
+    return why;
 }
 
 /* The descriptors that came. */
@@ -106,39 +130,72 @@ static bool is_whole(const hand_stretch *s, size_t bytes, uint32_t carried) {
                 : s->kind == CU_HANDLE_DESCRIPTOR && carried == n && bytes == sizeof *s);
 }
 
-/* What one of this user's has sent, or is about to. */
-static bool take_from(int connection, hand_stretch *s, void *handles) {
+/* Whether there is room here for so few descriptors only. */
+static bool is_short(const hand_stretch *s, const struct msghdr *m, size_t bytes,
+                     uint32_t carried) {
+    return (m->msg_flags & (MSG_CTRUNC | MSG_TRUNC)) == MSG_CTRUNC && carried < s->count &&
+           is_whole(s, bytes, s->count);
+}
+
+/* What one of this user's has sent.  Locked, from which on they may be here. */
+static hand_result take_from(int connection, hand_stretch *s, void *handles, kept *k) {
     int got[sizeof(control) / sizeof(int)];
     control c = {.bytes = {0}};
     struct iovec parts[2] = {{s, sizeof *s}, {handles, (size_t)HAND_PIECES * HAND_FABRIC_BYTES}};
     struct msghdr m = {
         .msg_iov = parts, .msg_iovlen = 2, .msg_control = &c, .msg_controllen = sizeof c};
-    struct pollfd there = {.fd = connection, .events = POLLIN};
-    const ssize_t n = poll(&there, 1, SEND_LIMIT_MS) == 1
-                          ? recvmsg(connection, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC)
-                          : -1;
+    const ssize_t n = recvmsg(connection, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (n < 0)
-        return false;
+        return HAND_NONE;
     const uint32_t carried = descriptors(&m, got);
     if ((m.msg_flags & (MSG_CTRUNC | MSG_TRUNC)) == 0 && is_whole(s, (size_t)n, carried)) {
-        if (carried > 0)
+        if (carried > 0) {
             memcpy(handles, got, carried * sizeof(int));
-        return true;
+            kept_add(k, handles, carried);
+        }
+        return HAND_TAKEN;
     }
     for (uint32_t i = 0; i < carried; i++)
         close(got[i]);
-    return false;
+    return is_short(s, &m, (size_t)n, carried) ? HAND_FILES : HAND_NONE;
 }
 
-bool hand_take(int socket_, hand_stretch *s, void *handles) {
-    for (int i = 0; i <= QUEUE; i++) { /* (a stranger may come again and again) */
-        const int from = accept4(socket_, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (from < 0)
-            return false;
-        const bool taken = is_ours(from) && take_from(from, s, handles);
-        close(from);
-        if (taken)
-            return true;
+/* What it sends, or is about to. */
+static hand_result hear(int connection, hand_stretch *s, void *handles, kept *k) {
+    struct pollfd there = {.fd = connection, .events = POLLIN};
+    sigset_t before;
+    if (!is_ours(connection) || poll(&there, 1, SEND_LIMIT_MS) != 1)
+        return HAND_NONE;
+    kept_lock(&before);
+    const hand_result r = take_from(connection, s, handles, k);
+    kept_unlock(&before);
+    return r;
+}
+
+/* The next connection, in `k`. */
+static int accept_one(int socket_, int *connection, kept *k) {
+    sigset_t before;
+    kept_lock(&before);
+    *connection = accept4(socket_, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    const int error = *connection < 0 ? errno : 0;
+    kept_add(k, connection, 1);
+    kept_unlock(&before);
+    return error;
+}
+
+hand_result hand_take(int socket_, hand_stretch *s, void *handles, kept *k) {
+    hand_result r = HAND_NONE;
+    for (int i = 0; i <= QUEUE && r == HAND_NONE; i++) { /* (a stranger may come again and again) */
+        kept connection;
+        int from;
+        const int error = accept_one(socket_, &from, &connection);
+        *k = (kept){.count = 0};
+        s->count = 0;
+        if (error == 0)
+            r = hear(from, s, handles, k);
+        kept_close(&connection);
+        if (error != 0)
+            return why_not(error) == FALLBACK_FILES ? HAND_FILES : HAND_NONE;
     }
-    return false;
+    return r;
 }

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "preload/intercept/agree.h"
+#include "preload/intercept/kept.h"
 
 #define HAND_PIECES 240 /* of a stretch; the kernel takes 253 descriptors at once */
 #define HAND_FABRIC_BYTES 64
@@ -26,10 +27,20 @@ typedef struct hand_stretch {
 
 /* One end, and the name that others send to.  -1: there is none. */
 int hand_open(char name[AGREE_SOCKET]);
-/* False: it did not go.  handles: `count` descriptors, or fabric handles. */
-bool hand_give(const char name[AGREE_SOCKET], const hand_stretch *s, const void *handles);
-/* The next that has come, of this user's processes alone; false: none.  Descriptors are the
- * caller's, in `handles` (of HAND_PIECES * HAND_FABRIC_BYTES bytes). */
-bool hand_take(int socket, hand_stretch *s, void *handles);
+/* FALLBACK_NONE: it has gone; else why it has not.  handles: `count` descriptors, or fabric
+ * handles. */
+fallback hand_give(const char name[AGREE_SOCKET], const hand_stretch *s, const void *handles);
+
+typedef enum hand_result {
+    HAND_NONE,
+    HAND_TAKEN,
+    HAND_FILES, /* this process may have no more descriptors: lost; s->count 0: not even known */
+} hand_result;
+
+/* The next that has come, of this user's processes alone.  Descriptors are in `handles` (of
+ * HAND_PIECES * HAND_FABRIC_BYTES bytes) and `k` until the caller closes them: kept_close(). */
+hand_result hand_take(int socket, hand_stretch *s, void *handles, kept *k);
+/* Whether this process has no descriptor left. */
+bool hand_is_full(void);
 
 #endif

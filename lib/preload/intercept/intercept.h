@@ -80,6 +80,8 @@ typedef enum fallback {
     FALLBACK_MANY,        /* streams in one group, or messages to one peer */
     FALLBACK_LATE,        /* the peer did not come in time */
     FALLBACK_WHOLE,       /* ncclAlltoAll: not asked for, or not by all ranks */
+    FALLBACK_FILES,       /* no descriptor more for memory in pieces, at either end */
+    FALLBACK_UNTAKEN,     /* the peer does not take such descriptors */
     FALLBACKS
 } fallback;
 

@@ -12,6 +12,7 @@
 #include "preload/intercept/channel.h"
 #include "preload/intercept/hand.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -155,49 +156,59 @@ bool pieces_look(channel *ch, cu_pointer target, uint64_t bytes, reach_entry *e)
     return made;
 }
 
-static bool export_at(const cuda_driver *cu, cu_pointer at, int kind, void *handle) {
-    cu_memory piece;
-    if (cu->piece_retain(&piece, (void *)at) != 0)
-        return false;
-    const bool done = cu->piece_export(handle, piece, kind, 0) == 0;
-    (void)cu->piece_release(piece);
-    return done;
-}
-
 static size_t handle_bytes(int kind) {
     return kind == CU_HANDLE_FABRIC ? HAND_FABRIC_BYTES : sizeof(int);
 }
 
-static void close_all(int kind, const void *handles, uint32_t count) {
-    const int *descriptors = handles;
-    for (uint32_t i = 0; kind == CU_HANDLE_DESCRIPTOR && i < count; i++)
-        close(descriptors[i]);
+/* The handle of the piece at `at`, behind those that are there. */
+static bool export_at(const cuda_driver *cu, cu_pointer at, int kind, void *handle, kept *k) {
+    cu_memory piece;
+    sigset_t before;
+    if (cu->piece_retain(&piece, (void *)at) != 0)
+        return false;
+    kept_lock(&before);
+    const bool done = cu->piece_export(handle, piece, kind, 0) == 0;
+    if (done && kind == CU_HANDLE_DESCRIPTOR) {
+        (void)fcntl(k->fd[k->count], F_SETFD, FD_CLOEXEC);
+        k->count++;
+    }
+    kept_unlock(&before);
+    (void)cu->piece_release(piece);
+    return done;
+}
+
+static bool export_all(const channel *ch, const reach_entry *e, hand_stretch *s, char *handles,
+                       kept *k) {
+    cu_pointer at = e->base;
+    for (uint32_t n = 0; n < e->count; at += e->piece[n++].bytes) {
+        if (!export_at(ch->cu, at, e->kind, handles + n * handle_bytes(e->kind), k))
+            return false;
+        s->bytes[n] = e->piece[n].bytes;
+    }
+    return true;
 }
 
 /* Its handles, to one peer. */
-static bool hand_over(const channel *ch, int peer, const reach_entry *e) {
+static fallback hand_over(const channel *ch, int peer, const reach_entry *e) {
     hand_stretch *s = calloc(1, sizeof *s);
     char *handles = malloc((size_t)HAND_PIECES * HAND_FABRIC_BYTES);
-    bool done = s != NULL && handles != NULL;
-    uint32_t n = 0;
-    for (cu_pointer at = e->base; done && n < e->count; at += e->piece[n++].bytes) {
-        done = export_at(ch->cu, at, e->kind, handles + n * handle_bytes(e->kind));
-        if (!done)
-            break;
-        s->bytes[n] = e->piece[n].bytes;
-    }
-    if (done) {
+    fallback why = FALLBACK_MEMORY;
+    kept k;
+    kept_begin(&k, (int *)(void *)handles);
+    if (s != NULL && handles != NULL && export_all(ch, e, s, handles, &k)) {
         memcpy(s->room, ch->owner->key.word, sizeof s->room);
         s->id = e->id;
         s->from = (uint32_t)ch->agree.me;
         s->kind = (uint32_t)e->kind;
         s->count = e->count;
-        done = hand_give(ch->agree.room->card[peer].socket, s, handles);
+        why = hand_give(ch->agree.room->card[peer].socket, s, handles);
+    } else if (hand_is_full()) {
+        why = FALLBACK_FILES;
     }
-    close_all(e->kind, handles, n);
+    kept_close(&k);
     free(handles);
     free(s);
-    return done;
+    return why;
 }
 
 fallback pieces_offer(channel *ch, int peer, reach_entry *e) {
@@ -205,20 +216,23 @@ fallback pieces_offer(channel *ch, int peer, reach_entry *e) {
     if ((e->handed & bit) != 0)
         return FALLBACK_NONE;
     if (e->tries[peer] == HAND_MOST)
-        return FALLBACK_UNREACHED;
+        return e->lost[peer];
     e->tries[peer]++;
-    if (!hand_over(ch, peer, e))
-        return FALLBACK_MEMORY;
-    e->handed |= bit;
-    return FALLBACK_NONE;
+    e->lost[peer] = hand_over(ch, peer, e);
+    if (e->lost[peer] == FALLBACK_NONE)
+        e->handed |= bit;
+    return e->lost[peer];
 }
 
-void pieces_heard(channel *ch, int peer, uint64_t id, bool reached) {
+void pieces_heard(channel *ch, int peer, uint64_t id, fallback why) {
     for (int i = 0; i < CHANNEL_REACH; i++) {
         reach_entry *e = &ch->offered.entry[i];
-        if (e->id == id && reached)
+        if (e->id != id)
+            continue;
+        e->lost[peer] = why;
+        if (why == FALLBACK_NONE)
             e->tries[peer] = 0; /* (it may have to give the mapping back some day) */
-        else if (e->id == id)
+        else
             e->handed &= ~(1u << peer);
     }
 }
@@ -284,30 +298,45 @@ void pieces_forget(const channel *ch, const reach_entry *e) {
     (void)ch->cu->range_free(e->base, e->size);
 }
 
-void pieces_hear(channel *ch) {
+static void hear_one(channel *ch, const hand_stretch *s, char *handles, bool whole) {
+    reach_entry e = {
+        .id = s->id, .mapped = true, .why = whole ? FALLBACK_UNREACHED : FALLBACK_FILES};
+    if (memcmp(s->room, ch->owner->key.word, sizeof s->room) != 0 || s->from >= AGREE_RANKS ||
+        (s->id & PIECES_ID) == 0 || !channel_has(ch, (int)s->from))
+        return;
+    e.usable = whole && reach_has_room(ch, (int)s->from) && map(ch, s, handles, &e);
+    reach_keep(ch, (int)s->from, &e);
+}
+
+fallback pieces_hear(channel *ch) {
     hand_stretch *s = ch->hand >= 0 ? malloc(sizeof *s) : NULL;
     char *handles = s != NULL ? malloc((size_t)HAND_PIECES * HAND_FABRIC_BYTES) : NULL;
-    while (handles != NULL && hand_take(ch->hand, s, handles)) {
-        reach_entry e = {.id = s->id, .mapped = true};
-        if (memcmp(s->room, ch->owner->key.word, sizeof s->room) == 0 && s->from < AGREE_RANKS &&
-            (s->id & PIECES_ID) != 0 && channel_has(ch, (int)s->from)) {
-            e.usable = reach_has_room(ch, (int)s->from) && map(ch, s, handles, &e);
-            reach_keep(ch, (int)s->from, &e);
-        }
-        close_all((int)s->kind, handles, s->count);
+    hand_result r = handles != NULL ? HAND_TAKEN : HAND_NONE;
+    while (r != HAND_NONE) {
+        kept k;
+        r = hand_take(ch->hand, s, handles, &k);
+        if (r == HAND_FILES && s->count == 0)
+            break;
+        if (r != HAND_NONE)
+            hear_one(ch, s, handles, r == HAND_TAKEN);
+        kept_close(&k);
     }
     free(handles);
     free(s);
+    return r == HAND_FILES ? FALLBACK_FILES : FALLBACK_NONE;
 }
 
 void pieces_open(channel *ch) {
     char *name = ch->agree.room->card[ch->agree.me].socket;
+    sigset_t before;
+    kept_lock(&before);
     ch->hand = can(ch->cu) ? hand_open(name) : -1;
+    kept_add(&ch->hand_kept, &ch->hand, 1);
+    kept_unlock(&before);
 }
 
 void pieces_close(channel *ch) {
-    if (ch->hand >= 0)
-        close(ch->hand);
+    kept_close(&ch->hand_kept);
     ch->hand = -1;
     for (int i = 0; i < CHANNEL_REACH; i++) {
         free(ch->offered.entry[i].piece);

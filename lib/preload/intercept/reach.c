@@ -165,18 +165,23 @@ static reach_entry *open_one(channel *ch, int peer, const agree_offer *offer) {
     return e;
 }
 
-/* The peer's stretch, which it has handed over before. */
-static reach_entry *open_stretch(channel *ch, int peer, const agree_offer *offer) {
-    pieces_hear(ch);
+/* The peer's stretch, which it has handed over before; else why it is not here. */
+static reach_entry *open_stretch(channel *ch, int peer, const agree_offer *offer, fallback *why) {
+    const fallback lost = pieces_hear(ch);
     reach_entry *e = entry_of(ch->peer[peer].opened, offer->id);
+    if (e != NULL && !e->usable)
+        *why = e->why;
+    else if (e == NULL && lost != FALLBACK_NONE)
+        *why = lost;
     return e != NULL && offer->size == e->size ? e : NULL;
 }
 
-cu_pointer reach_open(channel *ch, int peer, const agree_offer *offer) {
+cu_pointer reach_open(channel *ch, int peer, const agree_offer *offer, fallback *why) {
     const bool stretch = (offer->id & PIECES_ID) != 0;
     reach_entry *e = entry_of(ch->peer[peer].opened, offer->id);
+    *why = FALLBACK_UNREACHED;
     if (e == NULL || (stretch && !e->usable))
-        e = stretch ? open_stretch(ch, peer, offer) : open_one(ch, peer, offer);
+        e = stretch ? open_stretch(ch, peer, offer, why) : open_one(ch, peer, offer);
     if (e == NULL || !e->usable)
         return 0;
     e->round = ch->round;
@@ -242,7 +247,7 @@ void reach_tidy(channel *ch, bool may) {
     for (int i = 0; i < ch->count; i++)
         gone[i] = count_gone(ch, i);
     if (may)
-        pieces_hear(ch); /* (what nobody takes stays in use, too) */
+        (void)pieces_hear(ch); /* (what nobody takes stays in use, too) */
     for (int i = 0; may && i < ch->count; i++)
         if (channel_has(ch, i))
             take_gone(ch, i, gone[i]);
