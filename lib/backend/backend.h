@@ -447,10 +447,23 @@ typedef enum epo_turn_kind {
     EPO_TURN_ALLREDUCE,
     EPO_TURN_BARRIER
 } epo_turn_kind;
+/* What it is made with, which has to be the same on all ranks, or their rows do not fit. */
+typedef struct epo_turn_with {
+    int buffer; /* among those of the group */
+    int ffn;    /* of the layer; 0 where the experts are the caller's */
+    int saved;  /* epo_saved_mode */
+    int own;    /* the experts are the caller's */
+    int again;  /* rows are sent once more for the weight gradients */
+    int extra;  /* weights' gradients travel: 1 no, 2 yes; 0: this rank has none, or the call */
+} epo_turn_with;
 typedef struct epo_turn {
     epo_turn_kind kind;
     uint64_t plan; /* its number among the plans of its buffer; 0: none */
+    epo_turn_with with;
 } epo_turn;
+/* "saved of the layer is 0 on rank 0 and 2 on rank 1", the first that differs; false: none. */
+bool epo_turn_with_differs(const epo_turn_with *mine, const epo_turn_with *other, int rank,
+                           int peer, char *text, size_t size);
 
 /* Arrays that an operation names (segments, arrivals, indices, row_first) stay
  * valid until it has run.  Indices, row_first and row_count lie in memory of
@@ -599,8 +612,9 @@ typedef struct epo_backend_ops {
     /* A collective call begins, or, `refused`, this rank returned from it with an error
      * before it told anybody: peers that wait for it in the same call, or for its part in
      * another call, end at once, in error.  Every rank counts every collective call.
+     * EPO_E_PEER: another rank is known to have made this call otherwise; nobody waits for it.
      * NULL: they wait for the limit. */
-    void (*turn)(epo_backend *be, const epo_turn *turn, bool refused);
+    epo_status (*turn)(epo_backend *be, const epo_turn *turn, bool refused);
     /* The call is done here, so all have begun it.  EPO_E_PEER: not all the same. */
     epo_status (*turn_end)(epo_backend *be);
 } epo_backend_ops;

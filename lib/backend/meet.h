@@ -7,6 +7,8 @@
 #ifndef EPO_BACKEND_MEET_H
 #define EPO_BACKEND_MEET_H
 
+#include <stdatomic.h>
+
 #include "backend/backend.h"
 
 /* How many nodes the ranks of a group are on, as EP_OVERLAP_NODES tells (the node of each
@@ -45,9 +47,18 @@ void epo_meeting_leave(epo_meeting *meeting);
  * no more of what it has not done yet.  False: it may. */
 bool epo_meeting_lost(const epo_meeting *meeting, int rank, char *text, size_t size);
 
-/* Notes this rank's next collective call.  Did it and `rank` make calls that do not fit each
- * other?  What, in `text`. */
-void epo_meeting_turn(epo_meeting *meeting, const epo_turn *turn, bool refused);
-bool epo_meeting_differs(const epo_meeting *meeting, int rank, char *text, size_t size);
+/* A rank's last collective calls, where the others of its machine read them. */
+#define EPO_TURNS 16
+typedef struct epo_turns {
+    _Atomic uint64_t call[EPO_TURNS], with[EPO_TURNS];
+} epo_turns;
+/* Its call number `count`, from 1. */
+void epo_turns_note(epo_turns *mine, uint64_t count, const epo_turn *turn, bool refused);
+/* Both have made call `count`: did one not fit the other?  What, in `text`.  And of the last
+ * calls up to `last`. */
+bool epo_turn_differs(const epo_turns *mine, const epo_turns *other, int rank, int peer,
+                      uint64_t count, char *text, size_t size);
+bool epo_turns_differ(const epo_turns *mine, const epo_turns *other, int rank, int peer,
+                      uint64_t last, char *text, size_t size);
 
 #endif

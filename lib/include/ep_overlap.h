@@ -390,8 +390,10 @@ typedef struct epo_layer_config {
      * a call hold until it returns (host) or what it enqueued has run (CUDA).  A status
      * other than EPO_OK ends the group's work on all ranks. */
     epo_status (*expert)(void *ctx, const epo_expert_call *call);
-    int expert_wgrad;     /* not 0: it is called for EPO_EXPERT_WGRAD, too */
-    epo_saved_mode saved; /* the same on all ranks, as whether there is an `expert` */
+    int expert_wgrad; /* not 0: it is called for EPO_EXPERT_WGRAD, too */
+    /* The same on all ranks, as ffn and whether there is an `expert`: a forward of ranks whose
+     * layers differ in these ends with EPO_E_PEER, naming the field. */
+    epo_saved_mode saved;
 } epo_layer_config;
 #define EPO_LAYER_CONFIG_INIT                                                                      \
     {                                                                                              \

@@ -399,6 +399,7 @@ epo_status moe_buffer_create(epo_group *group, const epo_buffer_config *config, 
     epo_status status = moe_group_turn(group, EPO_TURN_BUFFER, NULL, moe_group_ok(group));
     if (status != EPO_OK)
         return status;
+    group->buffers_asked++;
     epo_buffer *b = calloc(1, sizeof *b);
     uint64_t *rows = calloc((size_t)group->ranks, sizeof *rows), max_rows = 0, largest = 0;
     if (b == NULL || rows == NULL) {
@@ -411,6 +412,7 @@ epo_status moe_buffer_create(epo_group *group, const epo_buffer_config *config, 
     if (status == EPO_OK && b->replays)
         status = group->ops->replay_open(group->be);
     b->group = group;
+    b->number = group->buffers_asked;
     b->max_rows = rows;
     status = agree(b, status, max_rows, &largest);
     if (status != EPO_OK)
@@ -438,14 +440,14 @@ epo_status moe_buffer_destroy(epo_buffer *buffer) {
     if (buffer->plans > 0) /* delayed weight gradients hold some */
         (void)moe_wgrad_settle(group, NULL);
     if (buffer->plans > 0)
-        return moe_group_turn(
-            group, EPO_TURN_BUFFER_END, NULL,
+        return moe_buffer_turn(
+            buffer, EPO_TURN_BUFFER_END,
             epo_fail(EPO_E_STATE,
                      "buffer_destroy: %d plans made from it still exist (a saved pass holds "
                      "one, too); release them first",
                      buffer->plans));
     /* Flags of the last pass may still be on their way to a peer's window. */
-    epo_status status = moe_group_turn(group, EPO_TURN_BUFFER_END, NULL, moe_group_ok(group));
+    epo_status status = moe_buffer_turn(buffer, EPO_TURN_BUFFER_END, moe_group_ok(group));
     if (status == EPO_OK) {
         status = moe_group_drain(group);
         if (status == EPO_OK)

@@ -81,12 +81,92 @@ epo_status moe_gone(epo_status status) {
     return epo_fail(EPO_E_PEER, "%s", text);
 }
 
+/* A graph's replays make no calls, so nobody compares them: all ranks meet here, where one is
+ * captured. */
+static epo_status compare_now(epo_group *group, const epo_turn_with *mine) {
+    char what[200];
+    epo_turn_with *all = calloc((size_t)group->ranks, sizeof *all);
+    if (all == NULL)
+        return moe_group_break(group, epo_fail(EPO_E_NOMEM, "memory: need %zu bytes for %d ranks",
+                                               (size_t)group->ranks * sizeof *all, group->ranks));
+    epo_status status = group->ops->allgather(group->be, mine, sizeof *mine, all);
+    for (int r = 1; status == EPO_OK && r < group->ranks; r++)
+        if (epo_turn_with_differs(&all[0], &all[r], 0, r, what, sizeof what))
+            status = epo_fail(EPO_E_PEER,
+                              "the ranks disagree in what is captured: %s; give all ranks the same",
+                              what);
+    free(all);
+    return status;
+}
+
+static epo_status take_turn(epo_group *group, const epo_turn *turn, bool replays,
+                            epo_status wrong) {
+    const epo_backend_ops *ops = group->ops;
+    const epo_status other =
+        ops->turn != NULL ? ops->turn(group->be, turn, wrong != EPO_OK) : EPO_OK;
+    if (wrong != EPO_OK)
+        return wrong;
+    if (other != EPO_OK)
+        return moe_group_break(group, other);
+    return replays ? compare_now(group, &turn->with) : EPO_OK;
+}
+
+static epo_turn turn_of(epo_turn_kind kind, const epo_plan *plan) {
+    epo_turn turn = {.kind = kind};
+    if (plan != NULL) {
+        turn.plan = plan->number;
+        turn.with.buffer = plan->buffer->number;
+    }
+    return turn;
+}
+
 epo_status moe_group_turn(epo_group *group, epo_turn_kind kind, const epo_plan *plan,
                           epo_status wrong) {
-    const epo_turn turn = {kind, plan != NULL ? plan->number : 0};
-    if (group->ops->turn != NULL)
-        group->ops->turn(group->be, &turn, wrong != EPO_OK);
-    return wrong;
+    const epo_turn turn = turn_of(kind, plan);
+    return take_turn(group, &turn, false, wrong);
+}
+
+epo_status moe_buffer_turn(epo_buffer *buffer, epo_turn_kind kind, epo_status wrong) {
+    const epo_turn turn = {.kind = kind, .with = {.buffer = buffer->number}};
+    return take_turn(buffer->group, &turn, false, wrong);
+}
+
+epo_status moe_layer_turn(epo_group *group, epo_turn_kind kind, const epo_layer *layer,
+                          const epo_plan *plan, epo_status wrong) {
+    epo_turn turn = turn_of(kind, plan);
+    if (layer != NULL) {
+        turn.with.own = layer->config.expert != NULL;
+        turn.with.ffn = turn.with.own ? 0 : layer->config.ffn;
+        turn.with.saved = (int)layer->config.saved;
+        turn.with.again = layer->config.saved == EPO_SAVE_NOTHING && moe_saved_again(layer);
+    }
+    const bool replays = wrong == EPO_OK && kind == EPO_TURN_FORWARD && plan->buffer->replays;
+    epo_status status = take_turn(group, &turn, replays, wrong);
+    if (status != EPO_OK || kind != EPO_TURN_FORWARD)
+        return status;
+    moe_passes *all = &group->passes;
+    all->hash = all->hash * 31 + 1 + (uint32_t)turn.with.ffn * 64 + (uint32_t)turn.with.saved * 16 +
+                (uint32_t)turn.with.own * 8 + (uint32_t)turn.with.again * 4 +
+                (uint32_t)turn.with.buffer * 2;
+    all->last = turn.with;
+    return EPO_OK;
+}
+
+epo_status moe_passes_agree(const moe_passes *first, const moe_passes *other, int rank) {
+    char what[200] = "they differ";
+    if (first->hash == other->hash)
+        return EPO_OK;
+    (void)epo_turn_with_differs(&first->last, &other->last, 0, rank, what, sizeof what);
+    return epo_fail(EPO_E_PEER,
+                    "the ranks disagree in the passes before this plan (ranks 0 and %d): %s; give "
+                    "all ranks the same",
+                    rank, what);
+}
+
+epo_status moe_combine_turn(epo_group *group, const epo_plan *plan, int extra, epo_status wrong) {
+    epo_turn turn = turn_of(EPO_TURN_COMBINE, plan);
+    turn.with.extra = extra;
+    return take_turn(group, &turn, plan->buffer->replays, wrong);
 }
 
 epo_status moe_group_turn_end(epo_group *group) {

@@ -212,7 +212,7 @@ epo_status moe_forward_open(epo_layer *layer, epo_plan *plan, const void *x, con
     epo_status status = check_forward(layer, plan, x, y);
     if (status == EPO_OK)
         status = moe_group_ok(g);
-    (void)moe_group_turn(g, EPO_TURN_FORWARD, plan, status);
+    status = moe_layer_turn(g, EPO_TURN_FORWARD, layer, plan, status);
     if (status == EPO_OK && (status = make_saved(layer, plan, saved)) != EPO_OK)
         status = moe_group_break(g, status); /* no wrong argument: the others learn why */
     return status;
@@ -264,7 +264,7 @@ epo_status moe_backward_open(epo_layer *layer, epo_saved *saved, const void *dy,
     if (status == EPO_OK)
         status = moe_group_ok(g);
     if (g != NULL)
-        moe_group_turn(g, EPO_TURN_BACKWARD, live ? saved->plan : NULL, status);
+        status = moe_layer_turn(g, EPO_TURN_BACKWARD, layer, live ? saved->plan : NULL, status);
     return status;
 }
 

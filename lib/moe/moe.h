@@ -62,6 +62,13 @@ typedef struct moe_wgrad_queue {
     int nspare;
 } moe_wgrad_queue;
 
+/* What forwards were made with, all of them and the last one.  Plans' records tell it, too: ranks
+ * on several machines have nothing else that compares them. */
+typedef struct moe_passes {
+    uint32_t hash;
+    epo_turn_with last;
+} moe_passes;
+
 struct epo_group {
     epo_object object;
     const epo_backend_ops *ops;
@@ -102,6 +109,8 @@ struct epo_group {
     epo_saved *spare, *spare_tail; /* handles, kept so that a second use is found */
     int nspare;
     int buffers, layers, saved; /* made and not yet gone */
+    int buffers_asked;          /* calls of buffer_create: numbers, the same on all ranks */
+    moe_passes passes;          /* since the last plan */
 };
 
 /* EPO_OK, or the error that broke the group. */
@@ -112,9 +121,18 @@ epo_status moe_group_break(epo_group *group, epo_status status);
 /* Of a destroy whose object is gone: EPO_E_STATE would say that it was kept. */
 epo_status moe_gone(epo_status status);
 /* A collective call begins; `wrong`, which is returned: this rank refuses it, so that
- * its peers do not wait for it. */
+ * its peers do not wait for it.  A call that another rank makes otherwise is one that fails. */
 epo_status moe_group_turn(epo_group *group, epo_turn_kind kind, const epo_plan *plan,
                           epo_status wrong);
+/* The same of what is done with a buffer. */
+epo_status moe_buffer_turn(epo_buffer *buffer, epo_turn_kind kind, epo_status wrong);
+/* The same of a pass over a layer (either may be NULL where `wrong`). */
+epo_status moe_layer_turn(epo_group *group, epo_turn_kind kind, const epo_layer *layer,
+                          const epo_plan *plan, epo_status wrong);
+/* Of rank 0 and of `rank`: EPO_E_PEER, naming what is another. */
+epo_status moe_passes_agree(const moe_passes *first, const moe_passes *other, int rank);
+/* The same of a combine; extra: as epo_turn_with. */
+epo_status moe_combine_turn(epo_group *group, const epo_plan *plan, int extra, epo_status wrong);
 /* Rows went through: was it the same call on all ranks? */
 epo_status moe_group_turn_end(epo_group *group);
 /* The calling thread waits for `wait` (a flag or an event). */
@@ -138,6 +156,7 @@ typedef struct moe_slot {
 struct epo_buffer {
     epo_object object;
     epo_group *group;
+    int number; /* among the group's */
     int experts, local, hidden, top_k, max_tokens, chunks, align;
     /* Across nodes flex exchanges rows within the node (`peers`), for its own tokens and for
      * those that came from other nodes: `experts` are the node's then, and a rank sends for

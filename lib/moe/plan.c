@@ -14,7 +14,8 @@
 
 /* A rank's record: this head, then expert_rows[E], rank_rows[R], chunk_rows[2][R][n]. */
 typedef struct record_head {
-    int32_t status, tokens, top_k, unused;
+    int32_t status, tokens, top_k;
+    moe_passes passes;               /* since the last plan */
     float seconds[MOE_TUNE_CHOICES]; /* of moe_tune_report */
     char text[160];
 } record_head;
@@ -228,7 +229,11 @@ static void write_record(epo_buffer *b, const epo_route_shape *s, const epo_rout
     memset(record, 0, b->counts_bytes);
     if (status == EPO_OK)
         status = count_routing(b, s, r, a, rows);
-    record_head head = {.status = (int32_t)status, .tokens = r->tokens, .top_k = r->top_k};
+    record_head head = {.status = (int32_t)status,
+                        .tokens = r->tokens,
+                        .top_k = r->top_k,
+                        .passes = b->group->passes};
+    b->group->passes.hash = 0;
     if (status != EPO_OK)
         snprintf(head.text, sizeof head.text, "%s", epo_fail_text());
     else
@@ -333,7 +338,7 @@ static void take_records(const epo_buffer *b, const epo_route_shape *s, making_a
         a->rank_rows[i] = (uint32_t)head_of(b, a, first + i / s->ranks).tokens;
 }
 
-/* The same verdict on every rank: the lowest rank's error, then K, then rows. */
+/* The same verdict on every rank: the lowest rank's error, then K, then passes, then rows. */
 static epo_status judge(const epo_buffer *b, const epo_route_shape *s, making_arrays *a) {
     const int all = b->group->ranks, k = head_of(b, a, 0).top_k;
     for (int r = 0; r < all; r++) {
@@ -341,12 +346,18 @@ static epo_status judge(const epo_buffer *b, const epo_route_shape *s, making_ar
         if (head.status != EPO_OK)
             return epo_fail((epo_status)head.status, "%s", head.text);
     }
-    for (int r = 0; r < all; r++)
-        if (head_of(b, a, r).top_k != k)
+    const moe_passes passes = head_of(b, a, 0).passes;
+    for (int r = 1; r < all; r++) {
+        const record_head head = head_of(b, a, r);
+        if (head.top_k != k)
             return epo_fail(EPO_E_PEER,
                             "plan: top_k is %d on rank 0 and %d on rank %d; give all ranks the "
                             "same",
-                            k, head_of(b, a, r).top_k, r);
+                            k, head.top_k, r);
+        epo_status status = moe_passes_agree(&passes, &head.passes, r);
+        if (status != EPO_OK)
+            return status;
+    }
     /* Those that exchange rows with each other, this rank's last: they stay. */
     for (int turn = 1; turn <= all / s->ranks; turn++) {
         const int first = (b->peers.first + turn * s->ranks) % all;
@@ -595,7 +606,7 @@ epo_status moe_plan_create(epo_buffer *buffer, const epo_routing *routing, epo_s
     if (buffer == NULL)
         return epo_fail(EPO_E_ARG, "plan_create: buffer is NULL");
     epo_group *g = buffer->group;
-    epo_status status = moe_group_turn(g, EPO_TURN_PLAN, NULL, moe_group_ok(g));
+    epo_status status = moe_buffer_turn(buffer, EPO_TURN_PLAN, moe_group_ok(g));
     if (status != EPO_OK)
         return status;
     epo_routing r = EPO_ROUTING_INIT;

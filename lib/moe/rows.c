@@ -21,7 +21,8 @@ epo_status moe_dispatch(epo_plan *plan, const void *x, void *rows, float *row_we
     epo_status status = check_own("dispatch: x", plan, x, rows);
     if (status == EPO_OK)
         status = moe_group_ok(g);
-    if (moe_group_turn(g, EPO_TURN_DISPATCH, plan, status) != EPO_OK)
+    status = moe_group_turn(g, EPO_TURN_DISPATCH, plan, status);
+    if (status != EPO_OK)
         return status;
     moe_pass p;
     moe_pass_begin(&p, plan, 1, MOE_USES_DISPATCH, stream);
@@ -76,7 +77,12 @@ epo_status moe_combine(epo_plan *plan, const void *rows, void *y, const float *r
             epo_fail(EPO_E_ARG, "combine: row_dweights and dweights are both NULL or both given");
     if (status == EPO_OK)
         status = moe_group_ok(g);
-    if (moe_group_turn(g, EPO_TURN_COMBINE, plan, status) != EPO_OK)
+    /* A rank without rows and tokens has none to send or to get. */
+    const int extra = plan->rows == 0 && plan->tokens == 0       ? 0
+                      : row_dweights != NULL || dweights != NULL ? 2
+                                                                 : 1;
+    status = moe_combine_turn(g, plan, extra, status);
+    if (status != EPO_OK)
         return status;
     moe_pass p;
     moe_pass_begin(&p, plan, 1, MOE_USES_COMBINE, stream);

@@ -5,7 +5,7 @@
  * micro-batches node by node.  And what a peer that never comes leaves: NaN.
  *
  *   features [e4m3] [NAME...]     late comm groups beside saved capture memory tp own overflow
- *                                 schedule control
+ *                                 schedule control differ
  *
  * e4m3: everything by flex, with e4m3 on the wire.
  */
@@ -83,6 +83,29 @@ static void test_tp(void) {
         bool ok = run_world(masked, 2, text, sizeof text) && run_world(tp, 2, text, sizeof text);
         same_bits(is_flex(i) ? "tensor_parallel, flex" : "tensor_parallel, alltoall", ok, masked,
                   tp, 2, text, sizeof text);
+    }
+}
+
+/* Layers that are others on rank 1: each rank is told which, and no rows are taken for others. */
+static void test_differ(void) {
+    for (int i = 0; i < 8; i++) {
+        char name[96], text[256] = "";
+        const bool saved = i / 4 > 0;
+        rank_job j[2];
+        ref_case c = some_case(0xe1 + (uint64_t)i, 2, EPO_BF16);
+        for (int r = 0; r < 2; r++)
+            j[r] = some_job(&c, r, i % 4);
+        if (saved)
+            j[1].saved = EPO_SAVE_NOTHING;
+        else
+            j[1].c.ffn /= 2;
+        snprintf(name, sizeof name, "layers differ in %s, %s %s", saved ? "saved" : "ffn",
+                 dispatcher_name(i), i % 4 / 2 == 0 ? "serial" : "overlapped");
+        bool ok = !run_world(j, 2, text, sizeof text);
+        for (int r = 0; r < 2; r++)
+            ok = ok && j[r].status == EPO_E_PEER &&
+                 strstr(j[r].text, saved ? "saved of the layer" : "ffn of the layer") != NULL;
+        test_result(name, ok, text);
     }
 }
 
@@ -639,10 +662,11 @@ int main(int argc, char **argv) {
         const char *name;
         void (*run)(void);
     } all[] = {{"comm", test_comms}, /* it forks: first */
-               {"groups", test_groups},     {"beside", test_beside},     {"saved", test_saved},
-               {"capture", test_capture},   {"memory", test_memory},     {"tp", test_tp},
-               {"own", test_own},           {"shifted", test_shifted},   {"scarce", test_scarce},
-               {"overflow", test_overflow}, {"schedule", test_schedule}, {"control", test_control}};
+               {"differ", test_differ},  {"groups", test_groups},     {"beside", test_beside},
+               {"saved", test_saved},    {"capture", test_capture},   {"memory", test_memory},
+               {"tp", test_tp},          {"own", test_own},           {"shifted", test_shifted},
+               {"scarce", test_scarce},  {"overflow", test_overflow}, {"schedule", test_schedule},
+               {"control", test_control}};
     int first = 1;
     if (argc > 1 && strcmp(argv[1], "e4m3") == 0) {
         wire = EPO_WIRE_E4M3;

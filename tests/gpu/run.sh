@@ -461,7 +461,7 @@ phase_run() { # PHASE
             late_nccl
             ;;
         comm) run comm 60 "$build/features" comm ;;
-        features) run features 90 "$build/features" groups beside saved capture memory tp own shifted scarce overflow schedule control ;;
+        features) run features 90 "$build/features" groups beside saved capture memory tp own shifted scarce overflow schedule control differ ;;
         budgets)
             run budgets2 60 "$build/layer" threads 2 6 "${seed:-0xb5}" 9 budgets
             run budgets2p 60 "$build/layer" processes 2 3 "${seed:-0xb6}" 9 budgets

@@ -511,6 +511,10 @@ void moe_device_be(const moe_device *what) {
     table.gemm_keeps = can.keeps ? gemm_keeps : NULL;
     table.chain_covers = can.chain ? chain_covers : NULL;
     table.chain = can.chain ? op_chain : NULL;
+    if (can.deaf) {
+        table.turn = NULL;
+        table.turn_end = NULL;
+    }
     if (can.maps)
         moe_device_maps(&table);
     if (can.replays)

@@ -25,6 +25,7 @@ typedef struct moe_device {
     bool fused;     /* gemm takes an activation */
     bool keeps;     /* gemm keeps rows on its way */
     bool replays;
+    bool deaf;        /* calls are not compared as they begin */
     uint64_t capture; /* of every call with replays; 0: none */
     epo_way way;      /* the only one; stores: not said */
 } moe_device;

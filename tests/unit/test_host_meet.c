@@ -34,6 +34,7 @@ static void nap_ms(int ms) {
 
 typedef struct meet_block {
     _Atomic int come[5];
+    epo_turns turns[3];
 } meet_block;
 
 static void meet_all(meet_block *b, int ranks, int step) {
@@ -45,24 +46,64 @@ static void meet_all(meet_block *b, int ranks, int step) {
 /* 20 calls alike, one that rank 1 refuses, one in which rank 2 is elsewhere. */
 static void make_turns(proc *me, epo_meeting *m, meet_block *b, int ranks) {
     const int rank = epo_meeting_rank(m);
-    epo_turn turn = {EPO_TURN_FORWARD, 1};
+    epo_turns *mine = &b->turns[rank];
+    epo_turn turn = {.kind = EPO_TURN_FORWARD, .plan = 1, .with = {.ffn = 1 << 24, .saved = 2}};
+    uint64_t count = 0;
     char text[200] = "";
     for (int i = 0; i < 20; i++, turn.plan++)
-        epo_meeting_turn(m, &turn, false);
+        epo_turns_note(mine, ++count, &turn, false);
     meet_all(b, ranks, 3);
     for (int r = 0; r < ranks; r++)
-        EXPECT(me, !epo_meeting_differs(m, r, text, sizeof text));
+        EXPECT(me, !epo_turns_differ(mine, &b->turns[r], rank, r, count, text, sizeof text));
     turn.kind = EPO_TURN_BACKWARD;
-    epo_meeting_turn(m, &turn, rank == 1);
+    epo_turns_note(mine, ++count, &turn, rank == 1);
     turn.kind = rank == 2 ? EPO_TURN_BARRIER : EPO_TURN_COMBINE;
-    epo_meeting_turn(m, &turn, false);
+    epo_turns_note(mine, ++count, &turn, false);
     turn.kind = rank == 2 ? EPO_TURN_PLAN : EPO_TURN_BARRIER; /* follows from it: not told */
-    epo_meeting_turn(m, &turn, false);
+    epo_turns_note(mine, ++count, &turn, false);
     meet_all(b, ranks, 4);
-    EXPECT(me, rank != 0 || (epo_meeting_differs(m, 2, text, sizeof text) &&
-                             text_has(text, "rank 0 is in combine of plan 21, rank 2 in barrier")));
-    EXPECT(me, rank != 0 || (epo_meeting_differs(m, 1, text, sizeof text) &&
-                             text_has(text, "rank 1 refused its arguments of backward")));
+    if (rank != 0)
+        return;
+    EXPECT(me, epo_turns_differ(mine, &b->turns[2], 0, 2, count, text, sizeof text) &&
+                   text_has(text, "rank 0 is in combine of plan 21, rank 2 in barrier"));
+    EXPECT(me, epo_turns_differ(mine, &b->turns[1], 0, 1, count, text, sizeof text) &&
+                   text_has(text, "rank 1 refused its arguments of backward"));
+    EXPECT(me, !epo_turn_differs(mine, &b->turns[1], 0, 1, count, text, sizeof text));
+}
+
+/* Each of what a call is made with, at its largest; and what fits everything. */
+static void calls_made_otherwise_are_told(void) {
+    static const struct {
+        epo_turn_with one, other;
+        const char *text;
+    } cases[] = {
+        {{.buffer = 4095}, {.buffer = 1}, "number among the group's is 4095 on rank 3 and 1 on"},
+        {{.ffn = 1 << 24}, {.ffn = 7}, "ffn of the layer is 16777216 on rank 3 and 7 on rank 5"},
+        {{.saved = 2}, {.saved = 0}, "saved of the layer is 2 on rank 3 and 0 on rank 5"},
+        {{.own = 0}, {.own = 1}, "expert of the layer (1: given) is 0 on rank 3 and 1 on rank 5"},
+        {{.again = 1}, {.again = 0}, "saves nothing (1: given) is 1 on rank 3 and 0 on rank 5"},
+        {{.extra = 2}, {.extra = 1}, "(1: NULL, 2: given) is 2 on rank 3 and 1 on rank 5"},
+        {{.extra = 2}, {.extra = 0}, NULL},
+        {{.ffn = 8, .saved = 1, .extra = 1}, {.ffn = 8, .saved = 1}, NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        epo_turns mine = {0}, other = {0};
+        const epo_turn a = {EPO_TURN_FORWARD, 9, cases[i].one};
+        const epo_turn b = {EPO_TURN_FORWARD, 9, cases[i].other};
+        char text[256] = "";
+        epo_turns_note(&mine, 6, &a, false);
+        CU_ASSERT_FALSE(epo_turn_differs(&mine, &other, 3, 5, 6, text, sizeof text));
+        epo_turns_note(&other, 6, &b, false);
+        CU_ASSERT_EQUAL(epo_turn_differs(&mine, &other, 3, 5, 6, text, sizeof text),
+                        cases[i].text != NULL);
+        CU_ASSERT(cases[i].text == NULL || (text_has(text, "disagree in forward of plan 9: ") &&
+                                            text_has(text, cases[i].text)));
+        epo_turns_note(&mine, 6, &a, true); /* refused by both: each has its own error */
+        epo_turns_note(&other, 6, &b, true);
+        CU_ASSERT_FALSE(epo_turn_differs(&mine, &other, 3, 5, 6, text, sizeof text));
+        epo_turns_note(&other, 6 + EPO_TURNS, &b, false); /* far ahead */
+        CU_ASSERT_FALSE(epo_turns_differ(&mine, &other, 3, 5, 6, text, sizeof text));
+    }
 }
 
 static void meet_and_share(procs *all, proc *me) {
@@ -252,6 +293,7 @@ static void strangers_who_keep_coming(void) {
 int main(void) {
     const CU_TestInfo tests[] = {
         {"a meeting shares memory and tells who is lost", a_meeting_shares_and_tells_who_is_lost},
+        {"calls that ranks make otherwise", calls_made_otherwise_are_told},
         {"a rank without memory tells the others", a_rank_without_memory_tells_the_others},
         {"a thread without memory tells the others", a_thread_without_memory_tells_the_others},
         {"a /dev/shm that is too small", dev_shm_is_too_small},

@@ -344,6 +344,43 @@ static void graphs_hold_what_plain_calls_do(void) {
                                             : &by_place));
 }
 
+/* Whoever compares no calls hears of a layer that differs with the next plan. */
+static void other_layers_rank(moe_rank *c) {
+    const epo_engine *e = c->engine;
+    moe_how how = {.overlap = 1};
+    enum { E = 2, H = 4, F = 4, T = 3 };
+    static float w[E * 2 * F * H];
+    const int64_t experts[T] = {0, 1, 1};
+    const float x[T * H] = {1};
+    float y[T * H];
+    epo_group *group = moe_rank_group(c, &how);
+    epo_buffer_config b = config_buffer(E, H, 1, T);
+    epo_routing r = config_routing(T, 1, experts, NULL);
+    epo_layer_config l = config_layer(E, H, c->rank == 1 ? F / 2 : F, w, w);
+    epo_buffer *buffer = NULL;
+    epo_layer *layer = NULL;
+    epo_plan *plan[3] = {NULL, NULL, NULL};
+    EXPECT(c, e->buffer_create(group, &b, &buffer) == EPO_OK);
+    EXPECT(c, e->layer_create(group, &l, &layer) == EPO_OK);
+    EXPECT(c, e->plan_create(buffer, &r, NULL, &plan[0]) == EPO_OK);
+    EXPECT(c, e->forward(layer, plan[0], x, y, NULL, NULL) == EPO_OK);
+    EXPECT(c, e->plan_create(buffer, &r, NULL, &plan[1]) == EPO_E_PEER);
+    EXPECT(c, strstr(e->error(), "the passes before this plan (ranks 0 and 1): ffn of the layer is "
+                                 "4 on rank 0 and 2 on rank 1") != NULL);
+    EXPECT(c, e->plan_create(buffer, &r, NULL, &plan[2]) == EPO_OK); /* nobody was in a pass */
+    for (int i = 0; i < 3; i++)
+        e->plan_release(plan[i]);
+    EXPECT(c, e->layer_destroy(layer) == EPO_OK);
+    EXPECT(c, e->buffer_destroy(buffer) == EPO_OK);
+    EXPECT(c, e->group_destroy(group) == EPO_OK);
+}
+
+static void other_layers_are_told_with_the_next_plan(void) {
+    moe_device can = {.deaf = true};
+    moe_device_be(&can);
+    CU_ASSERT_EQUAL(moe_ranks(2, 20.0, other_layers_rank, NULL), 0);
+}
+
 /* A plan serves calls of the capture it was made in alone. */
 static void other_captures_rank(moe_rank *c) {
     const epo_engine *e = c->engine;
@@ -508,6 +545,8 @@ int main(void) {
         {"a graph has its own memory", a_graph_has_its_own_memory},
         {"graphs are refused in words", graphs_are_refused_in_words},
         {"a wrong routing is told to all", a_wrong_routing_is_told_to_all},
+        {"layers that differ are told with the next plan",
+         other_layers_are_told_with_the_next_plan},
         CU_TEST_INFO_NULL,
     };
     return unit_run("moe on a device", tests);

@@ -3,6 +3,7 @@
  * What is refused, in which words, and that nobody waits: an error of one rank in
  * a collective call reaches all of them, and the group lives on where it can.
  */
+#include "layers_differ.h"
 #include "moe_ranks.h"
 #include "unit.h"
 
@@ -510,6 +511,34 @@ static void other_calls_are_told(void) {
         }
 }
 
+/* ---- passes that differ -------------------------------------------------------------------- */
+
+typedef struct differ_case {
+    differ_kind kind;
+    moe_how how;
+} differ_case;
+
+static void differ_here(moe_rank *c) {
+    const differ_case *d = c->arg;
+    epo_group *group = moe_rank_group(c, &d->how);
+    EXPECT(c, differ_rank(c->engine, group, c->rank, d->kind, false) == 0);
+}
+
+/* Some of them would give wrong rows, some would wait for rows that nobody sends. */
+static void other_layers_are_told(void) {
+    for (int kind = 0; kind < DIFFER_KINDS; kind++)
+        for (int d = EPO_DISPATCH_ALLTOALL; d <= EPO_DISPATCH_FLEX; d++)
+            for (int overlap = 0; overlap < 2; overlap++) {
+                differ_case one = {(differ_kind)kind, overlapped};
+                one.how.dispatcher = (epo_dispatcher)d;
+                one.how.overlap = overlap;
+                one.how.chunks = overlap + 1;
+                if (kind == DIFFER_TOKENS && d == EPO_DISPATCH_ALLTOALL)
+                    continue; /* rank 1's own mistake */
+                CU_ASSERT_EQUAL(moe_ranks(2, 60.0, differ_here, &one), 0);
+            }
+}
+
 /* ---- a rank that does not come ----------------------------------------------------- */
 
 /* Rank 1 leaves after the plan; the others are told, at once or within the limit,
@@ -571,6 +600,7 @@ int main(void) {
         {"calls that do not fit the state", states},
         {"what one rank refuses ends the others at once", refusals_reach_all},
         {"ranks in different calls are told", other_calls_are_told},
+        {"ranks whose layers differ are told", other_layers_are_told},
         {"a rank that does not come is named", absent_rank_is_named},
         CU_TEST_INFO_NULL,
     };

@@ -456,9 +456,14 @@ static epo_status op_zero(epo_queue *q, void *ptr, uint64_t bytes, const epo_dep
     return gpu_op_end(q, deps);
 }
 
-static void backend_turn(epo_backend *be, const epo_turn *turn, bool refused) {
+/* Of two ranks the one that comes later finds that their calls do not fit. */
+static epo_status backend_turn(epo_backend *be, const epo_turn *turn, bool refused) {
+    char text[512];
     /* A graph that is replayed makes no calls: ranks may count differently then. */
-    gpu_meet_turn(be->meet, be->board != NULL ? NULL : turn, refused);
+    const epo_turn *compared = be->board != NULL ? NULL : turn;
+    return gpu_meet_turn(be->meet, compared, refused, text, sizeof text)
+               ? EPO_OK
+               : epo_fail(EPO_E_PEER, "%s", text);
 }
 
 static const epo_backend_ops ops = {

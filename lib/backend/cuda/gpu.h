@@ -262,9 +262,9 @@ int gpu_meet_nodes(const gpu_meet *meet);
 void gpu_meet_watch(gpu_meet *meet, bool begin);
 /* Has that rank ended, or left?  "rank 1 (pid 71 on n2) ended without ..." in `text`. */
 bool gpu_meet_lost(const gpu_meet *meet, int rank, char *text, size_t size);
-/* This rank's next collective call; NULL: they are not compared any more.  And did a peer
- * make another one in its place? */
-void gpu_meet_turn(gpu_meet *meet, const epo_turn *turn, bool refused);
+/* This rank's next collective call; NULL: they are not compared any more.  False: a peer that
+ * came before made another one in its place, or made it otherwise; of any of the last calls. */
+bool gpu_meet_turn(gpu_meet *meet, const epo_turn *turn, bool refused, char *text, size_t size);
 bool gpu_meet_differs(const gpu_meet *meet, char *text, size_t size);
 epo_status gpu_meet_barrier(gpu_meet *meet);
 epo_status gpu_meet_allgather(gpu_meet *meet, const void *mine, size_t bytes, void *all);

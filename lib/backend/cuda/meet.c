@@ -39,7 +39,8 @@ typedef struct meet_room {
     char failed_text[MEET_TEXT];
     _Atomic uint64_t arrived[MEET_RANKS];
     _Atomic uint64_t waits[MEET_RANKS]; /* whom each waits for, see gpu_meet_waits */
-    char scratch[];                     /* [2][ranks][MEET_SCRATCH] */
+    epo_turns turns[MEET_RANKS];
+    char scratch[]; /* [2][ranks][MEET_SCRATCH] */
 } meet_room;
 
 /* A room that threads look for: same members, not yet full. */
@@ -102,8 +103,9 @@ struct gpu_meet {
         uint64_t sign;
         double heard;
     } life[MEET_RANKS];
-    _Atomic bool apart; /* calls are not compared */
-    verdict *verdicts;  /* [ranks], of gpu_meet_agree */
+    _Atomic uint64_t turns; /* collective calls so far */
+    _Atomic bool apart;     /* calls are not compared */
+    verdict *verdicts;      /* [ranks], of gpu_meet_agree */
 };
 
 static uint64_t room_bytes(int ranks) {
@@ -443,7 +445,6 @@ void gpu_meet_close(gpu_meet *m, bool broken) {
 }
 
 int gpu_meet_nodes(const gpu_meet *m) { return m->nodes; }
-
 int gpu_meet_rank(const gpu_meet *m) { return m->rank; }
 int gpu_meet_ranks(const gpu_meet *m) { return m->ranks; }
 bool gpu_meet_threads(const gpu_meet *m) { return m->world != NULL; }
@@ -496,16 +497,25 @@ bool gpu_meet_lost(const gpu_meet *m, int rank, char *text, size_t size) {
     return m->meeting != NULL && rank != m->rank && epo_meeting_lost(m->meeting, rank, text, size);
 }
 
-void gpu_meet_turn(gpu_meet *m, const epo_turn *turn, bool refused) {
+bool gpu_meet_turn(gpu_meet *m, const epo_turn *turn, bool refused, char *text, size_t size) {
+    epo_turns *all = m->room->turns;
+    const uint64_t count = atomic_load(&m->turns) + 1;
     if (turn == NULL)
         atomic_store(&m->apart, true);
-    else if (m->meeting != NULL)
-        epo_meeting_turn(m->meeting, turn, refused);
+    else
+        epo_turns_note(&all[m->rank], count, turn, refused);
+    atomic_store(&m->turns, count);
+    for (int r = 0; turn != NULL && !refused && r < m->ranks; r++)
+        if (r != m->rank && epo_turn_differs(&all[m->rank], &all[r], m->rank, r, count, text, size))
+            return false;
+    return true;
 }
 
 bool gpu_meet_differs(const gpu_meet *m, char *text, size_t size) {
-    for (int r = 0; m->meeting != NULL && !atomic_load(&m->apart) && r < m->ranks; r++)
-        if (epo_meeting_differs(m->meeting, r, text, size))
+    const uint64_t last = atomic_load(&m->turns);
+    for (int r = 0; !atomic_load(&m->apart) && r < m->ranks; r++)
+        if (r != m->rank && epo_turns_differ(&m->room->turns[m->rank], &m->room->turns[r], m->rank,
+                                             r, last, text, size))
             return true;
     return false;
 }

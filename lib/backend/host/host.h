@@ -18,6 +18,7 @@
 
 #include "backend/backend.h"
 #include "backend/engine.h"
+#include "backend/meet.h"
 #include "core/names.h"
 #include "core/status.h"
 
@@ -26,7 +27,6 @@
 #define HOST_NODE_MAX 64
 #define HOST_WHY_MAX 128
 #define HOST_SLICE_NS INT64_C(50000000)  /* peers' lives and limits are looked at this often */
-#define HOST_TURNS 16                    /* collective calls that are kept of each rank */
 #define HOST_SCRATCH (UINT64_C(1) << 20) /* collectives, per rank and half */
 #define HOST_PAGE UINT64_C(4096)         /* of a window */
 
@@ -44,8 +44,8 @@ typedef struct host_peer {
     _Atomic uint32_t sleepers; /* threads in the kernel for this bell: a byte per host_ear */
     _Atomic uint32_t state;    /* host_peer_state */
     _Atomic uint64_t refused;  /* the last collective call that it refused; 0: none */
-    _Atomic uint64_t turn[HOST_TURNS]; /* its last collective calls, see turn.c */
-    _Atomic int32_t waits_for;         /* the rank that it waited for at waits_at */
+    epo_turns turns;           /* its last collective calls */
+    _Atomic int32_t waits_for; /* the rank that it waited for at waits_at */
     _Atomic int64_t waits_at;
     int32_t pid;
     char node[HOST_NODE_MAX];
@@ -213,14 +213,10 @@ uint32_t host_bell_read(epo_backend *be);
 void host_bell_wait(epo_backend *be, int ears, uint32_t seen, int64_t until_ns);
 void host_bell_ring(host_shared *shared, int rank, int ears);
 
-void host_turn_note(host_peer *me, uint64_t count, const epo_turn *turn, bool refused);
-/* Of the calls up to `last` that both have made, did one not fit the other?  What, in
- * `text`. */
-bool host_turns_differ(const host_shared *shared, int rank, int peer, uint64_t last, char *text,
-                       size_t size);
-void host_turn_take(epo_backend *be, const epo_turn *turn, bool refused);
+epo_status host_turn_take(epo_backend *be, const epo_turn *turn, bool refused);
 epo_status host_turn_end(epo_backend *be);
-/* Breaks the backend if `rank` is at the same count of calls in another call. */
+/* Breaks the backend if `rank` is at the same count of calls in another call, or in one that is
+ * made otherwise. */
 bool host_turn_differs(epo_backend *be, int rank);
 bool host_ready_reached(const epo_ready *ready);
 /* Looks who is late for a flag: breaks the backend when that rank is dead or has

@@ -17,7 +17,6 @@ struct epo_meeting {
     struct host_join *join;
     host_shared *shared;
     bool entered;
-    _Atomic uint64_t turns;
 };
 
 epo_status epo_meet(const epo_backend_config *config, uint64_t bytes, epo_meeting **out,
@@ -102,15 +101,4 @@ bool epo_meeting_lost(const epo_meeting *m, int rank, char *text, size_t size) {
     if (why != NULL)
         snprintf(text, size, "%s %s", host_peer_name(m->shared, rank, name, sizeof name), why);
     return why != NULL;
-}
-
-void epo_meeting_turn(epo_meeting *m, const epo_turn *turn, bool refused) {
-    const uint64_t count = atomic_load(&m->turns) + 1;
-    host_turn_note(&m->shared->peer[m->place.rank], count, turn, refused);
-    atomic_store(&m->turns, count);
-}
-
-bool epo_meeting_differs(const epo_meeting *m, int rank, char *text, size_t size) {
-    return rank != m->place.rank &&
-           host_turns_differ(m->shared, m->place.rank, rank, atomic_load(&m->turns), text, size);
 }
