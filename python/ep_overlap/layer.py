@@ -55,6 +55,9 @@ class _Experts(torch.autograd.Function):
         return dx, dweights, None, None, None, None
 
 
+_through_experts: Callable[..., torch.Tensor] = _Experts.apply  # (torch gives it no types)
+
+
 class MoELayer(torch.nn.Module):
     """y = MoE(x) over the ranks of `group`. [collective], forward and backward.
 
@@ -134,7 +137,7 @@ class MoELayer(torch.nn.Module):
             x.requires_grad or weights.requires_grad or self.w1.requires_grad or self.w2.requires_grad)
         # Autograd does not see the weights: who hangs on the nodes that would add up their gradients (Megatron's
         # overlap_grad_reduce) would be called before these are there.
-        return _Experts.apply(x, weights, self, plan, trains, self._anchor if trains else None)
+        return _through_experts(x, weights, self, plan, trains, self._anchor if trains else None)
 
     def _check_place(self) -> None:
         """Weights where the library knows them, and nobody who would take gradients too early."""

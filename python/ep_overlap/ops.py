@@ -77,7 +77,12 @@ class Group:
     torch_memory: what calls take beside their tensors (activations, maps; not the windows, which peers
     write) comes from torch's allocator and stands in its figures; False: from the driver.
     tensor_parallel: ranks i*tp .. i*tp+tp-1 hold the same tokens and share the work on them.
-    Raises ValueError and ep_overlap.Error.
+    chunks: expert groups of a pass; 0 leaves them to the engine. timeout_s: seconds that a peer is waited
+    for; 0: EP_OVERLAP_TIMEOUT, else 600.
+    Raises ValueError for a wrong argument and ep_overlap.Error for a failure.
+
+    To read: rank, ranks; engine, "host" or "cuda"; device, where tensors have to be; overlap and delay_wgrad
+    as decided, reason why, versions of all that takes part.
     """
 
     def __init__(self, process_group: Any = None, *, engine: Optional[str] = None,
@@ -154,6 +159,11 @@ class Group:
             c.destroy("epo_group_destroy", self)
 
 
+# (torch gives these no types)
+_gpu_alloc: Callable[[int], int] = torch.cuda.caching_allocator_alloc
+_gpu_free: Callable[[int], None] = torch.cuda.caching_allocator_delete
+
+
 class _Memory:
     """torch's allocator as the library calls it; NULL: there is no more."""
 
@@ -165,7 +175,7 @@ class _Memory:
     def _alloc(self, _: Any, count: int) -> Optional[int]:
         try:
             if self.on_gpu:
-                return torch.cuda.caching_allocator_alloc(count)
+                return _gpu_alloc(count)
             tensor = torch.empty(count + 255, dtype=torch.uint8)
             at = (tensor.data_ptr() + 255) // 256 * 256
             self._held[at] = tensor
@@ -176,7 +186,7 @@ class _Memory:
     def _free(self, _: Any, at: int, count: int) -> None:
         try:
             if self.on_gpu:
-                torch.cuda.caching_allocator_delete(at)
+                _gpu_free(at)
             else:
                 self._held.pop(at, None)
         except Exception as e:
@@ -226,6 +236,8 @@ class Buffer:
     ep_overlap.h has them; without them every plan has its exact size. graphs: calls may be captured in
     a CUDA graph (torch.cuda.graph); needs pad_to_capacity. wire: "e4m3" sends what dispatch sends, gradients too,
     as 8-bit floats with a scale of each 128 (half the bytes, about 2.6 % off); None or "rows": as it is.
+    Raises ValueError for a wrong argument and ep_overlap.Error for a failure (memory, a peer).
+    To read: bytes, what its windows take on this rank.
     """
 
     def __init__(self, group: Group, *, hidden: int, experts: int, top_k: int, max_tokens: int,
@@ -283,7 +295,8 @@ class Buffer:
 class Plan:
     """Which row goes where: made once from a routing, used by forward and backward.
 
-    rows: expert-major rows on this rank. first, counts: each local expert's first row and rows.
+    Made by `Buffer.plan`. tokens T, top_k K: of the routing. rows R: expert-major rows on this rank.
+    first, counts: each local expert's first row and rows. It ends with the last reference to it.
     """
 
     def __init__(self, buffer: Buffer, experts: torch.Tensor, weights: Optional[torch.Tensor]) -> None:
@@ -304,12 +317,12 @@ class Plan:
     def dropped(self) -> int:
         """Slots of this rank that its capacity dropped; they add nothing to y. 0 where the buffer is for graphs: there
         `Group.stats` counts them."""
-        return self._info().dropped
+        return int(self._info().dropped)
 
     @property
     def pad_rows(self) -> int:
         """Of `rows`, those that only fill up to the capacity."""
-        return self._info().pad_rows
+        return int(self._info().pad_rows)
 
     def _info(self) -> c.PlanInfo:
         info = c.PlanInfo()
@@ -317,9 +330,11 @@ class Plan:
         return info
 
     def empty_rows(self) -> torch.Tensor:
+        """[R, H], not set."""
         return torch.empty(self.rows, self.buffer.hidden, dtype=self.buffer.dtype, device=self.group.device)
 
     def empty_tokens(self) -> torch.Tensor:
+        """[T, H], not set."""
         return torch.empty(self.tokens, self.buffer.hidden, dtype=self.buffer.dtype, device=self.group.device)
 
     def __del__(self) -> None:
@@ -394,6 +409,11 @@ class _Combine(torch.autograd.Function):
         return _dispatch(ctx.plan, _tokens(ctx.plan, dy, "gradient of y"), None), None
 
 
+# (torch gives Function.apply no types)
+_dispatched: Callable[..., Tuple[torch.Tensor, torch.Tensor]] = _Dispatch.apply
+_combined: Callable[..., torch.Tensor] = _Combine.apply
+
+
 @untraced
 def dispatch(x: torch.Tensor, weights: Optional[torch.Tensor], plan: Plan) -> Tuple[torch.Tensor, torch.Tensor]:
     """x [T, H] to (rows [plan.rows, H], row_weights float32 [plan.rows]), differentiable in both.
@@ -404,13 +424,13 @@ def dispatch(x: torch.Tensor, weights: Optional[torch.Tensor], plan: Plan) -> Tu
     if weights is not None and (not plan.weighted or weights.shape != (plan.tokens, plan.top_k)):
         raise ValueError("weights: found %s for a plan of [%d, %d] made %s weights; needed are those it was made with" % (
             list(weights.shape), plan.tokens, plan.top_k, "with" if plan.weighted else "without"))
-    return _Dispatch.apply(x, weights, plan)
+    return _dispatched(x, weights, plan)
 
 
 @untraced
 def combine(rows: torch.Tensor, plan: Plan) -> torch.Tensor:
     """rows [plan.rows, H] to y [T, H]: the unweighted sum of each token's rows. [collective]"""
-    return _Combine.apply(rows, plan)
+    return _combined(rows, plan)
 
 
 __all__: List[str] = ["Group", "Buffer", "Plan", "dispatch", "combine"]

@@ -126,7 +126,8 @@ if ! "$python" -c 'import torch' 2>/dev/null; then
 fi
 # ---- type hints, where there is mypy ----
 if "$python" -c 'import mypy' 2>/dev/null; then
-    for package in ep_overlap deep_ep; do
+    for package in "ep_overlap --strict" deep_ep; do
+        # shellcheck disable=SC2086
         if (cd "$src" && MYPYPATH=python:python/dropin "$python" -m mypy --cache-dir "$work/mypy" -p $package) \
             >"$work/said" 2>&1; then
             echo "ok: type hints of $package"
