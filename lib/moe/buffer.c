@@ -3,6 +3,7 @@
 #include "moe/moe.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,15 +45,47 @@ static void lay_out_links(window_layout *w, epo_buffer *b) {
     b->home.extra = place(w, tokens * k, sizeof(float));
 }
 
-bool moe_buffer_home(const epo_buffer *b) {
+/* Why rows do not go home one by one; NULL: they may. */
+static const char *home_why_not(const epo_buffer *b) {
     const epo_group *g = b->group;
     const epo_backend_info *info = g->ops->info(g->be);
-    const uint32_t unit = info->ways == 1U << EPO_WAY_ENGINES ? 0 : info->home;
-    return b->dispatcher == EPO_DISPATCH_FLEX && unit > 0 && b->row_bytes % unit == 0 &&
-           g->overlap && b->peers.count > 1 && !b->links && !b->replays && !b->pad &&
-           b->wire == EPO_WIRE_ROWS &&
-           (moe_plan_on_device(b) ? g->ops->route_send != NULL : g->ops->read == NULL) &&
-           g->ops->chain != NULL;
+    const bool maps = moe_plan_on_device(b) ? g->ops->route_send != NULL : g->ops->read == NULL;
+    return info->home == 0 || g->ops->chain == NULL ? "the backend has no way for them"
+           : b->dispatcher != EPO_DISPATCH_FLEX     ? "the buffer's dispatcher is alltoall"
+           : !g->overlap                            ? "overlap is off"
+           : b->peers.count == 1                    ? "there is one rank"
+           : b->links                               ? "the ranks are on several nodes"
+           : b->replays                             ? "the buffer is for graphs"
+           : b->pad                                 ? "the buffer is padded to a capacity"
+           : b->wire != EPO_WIRE_ROWS               ? "rows travel in e4m3"
+           : b->row_bytes % info->home != 0         ? "rows are no multiple of 16 bytes"
+           : info->ways == 1U << EPO_WAY_ENGINES    ? "EP_OVERLAP_CUDA_WAY is engines"
+           : !maps                                  ? "the device makes no maps of so many experts"
+                                                    : NULL;
+}
+
+bool moe_buffer_home(const epo_buffer *b) { return home_why_not(b) == NULL; }
+
+void moe_home_in_vain(epo_group *g, const char *why) {
+    const epo_backend_info *info = g->ops->info(g->be);
+    const int most = (int)(sizeof g->home_said / sizeof *g->home_said);
+    if (why == NULL || !info->home_asked || info->home == 0 || g->rank != 0)
+        return; /* (without any way the backend has said so) */
+    for (int i = 0; i < most; i++) {
+        if (g->home_said[i] == why)
+            return;
+        if (g->home_said[i] != NULL)
+            continue;
+        g->home_said[i] = why;
+        (void)fprintf(stderr, "ep-overlap: EP_OVERLAP_CUDA_FLEX_HOME=1 has no effect here: %s\n",
+                      why);
+        return;
+    }
+}
+
+static void tell_home(const epo_buffer *b) {
+    const char *why = home_why_not(b);
+    moe_home_in_vain(b->group, why == NULL && b->chunks > 1 ? "there is more than one chunk" : why);
 }
 
 /* Everything peers write lies in one window.  alltoall: rows arrive expert-major
@@ -424,6 +457,7 @@ epo_status moe_buffer_create(epo_group *group, const epo_buffer_config *config, 
     status = group->ops->window_create(group->be, b->window_bytes, &b->window);
     if (status != EPO_OK)
         goto failed;
+    tell_home(b);
     group->buffers++;
     *out = b;
     return EPO_OK;

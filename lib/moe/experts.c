@@ -128,6 +128,10 @@ epo_status moe_layer_forward(epo_layer *layer, epo_plan *plan, const void *x, vo
     /* By what is the same on all ranks: one that got no rows has none to save. */
     p.singly = plan->singly && !p.custom && layer->config.saved != EPO_SAVE_TOKENS &&
                plan->way == EPO_WAY_STORES;
+    if (plan->singly && !p.singly)
+        moe_home_in_vain(g, p.custom                      ? "the experts are the caller's"
+                            : plan->way == EPO_WAY_STORES ? "the layer saves tokens"
+                                                          : "rows go by copy engines");
     moe_pass_dispatch(&p, x);
     if (p.status == EPO_OK)
         p.status = moe_wgrad_issue_delayed(g);

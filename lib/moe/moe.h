@@ -109,6 +109,7 @@ struct epo_group {
     epo_saved *spare, *spare_tail; /* handles, kept so that a second use is found */
     int nspare;
     int buffers, layers, saved; /* made and not yet gone */
+    const char *home_said[16];  /* of moe_home_in_vain */
     int buffers_asked;          /* calls of buffer_create: numbers, the same on all ranks */
     moe_passes passes;          /* since the last plan */
 };
@@ -409,6 +410,8 @@ void moe_deps_wait(epo_deps *deps, epo_ready ready);
 bool moe_plan_sums(const epo_plan *plan);
 /* flex: may a forward's rows go home one by one? */
 bool moe_buffer_home(const epo_buffer *b);
+/* They were asked to, and do not, as `why` (static) says; NULL: they do.  Told once a group. */
+void moe_home_in_vain(epo_group *group, const char *why);
 /* Do rows arrive at their expert-major place, and are read there? */
 bool moe_plan_in_place(const epo_plan *plan);
 

@@ -244,6 +244,42 @@ static epo_status reach_choose(epo_backend *be, bool overlap, char *why, size_t 
     return status;
 }
 
+/* What is asked for and cannot be is told, once a group: nobody compares what is not there. */
+static void asked_in_vain(const epo_backend *be) {
+    const bool chains = be->grouped && be->chains;
+    const char *far = be->one_sided ? NULL : "peers' rows go by NCCL";
+    const char *gemm = be->grouped ? NULL : "the products are not the kernels for sm_90";
+    const char *chain = chains ? NULL : "there are no chains";
+    const char *direct = far != NULL ? far : chain;
+    const struct {
+        const char *name, *value; /* NULL: any */
+        const char *why;          /* NULL: it has its effect */
+    } asked[] = {
+        {"EP_OVERLAP_CUDA_CHAIN", "1", gemm},
+        {"EP_OVERLAP_CUDA_DIRECT", "1", direct},
+        {"EP_OVERLAP_CUDA_KEEP", "1", gemm},
+        {"EP_OVERLAP_CUDA_SUMS", "1", far},
+        {"EP_OVERLAP_CUDA_NEAR", NULL, far},
+        {"EP_OVERLAP_CUDA_SMALL", NULL, far},
+        {"EP_OVERLAP_CUDA_WAY", NULL, far},
+        {"EP_OVERLAP_CUDA_PACK_SMS", NULL, far},
+        {"EP_OVERLAP_CUDA_FLEX_HOME", "1",
+         be->info.home > 0    ? NULL
+         : be->ranks == 1     ? "there is one rank"
+         : direct != NULL     ? direct
+         : be->info.nodes > 1 ? "the ranks are on several nodes"
+         : !be->direct        ? "EP_OVERLAP_CUDA_DIRECT is 0"
+                              : "the GPU does not copy in bulk"},
+    };
+    for (size_t i = 0; be->rank == 0 && i < sizeof asked / sizeof *asked; i++) {
+        const char *wish = getenv(asked[i].name);
+        if (asked[i].why != NULL && wish != NULL && wish[0] != '\0' &&
+            (asked[i].value == NULL || strcmp(wish, asked[i].value) == 0))
+            (void)fprintf(stderr, "ep-overlap: %s=%s has no effect in this group: %s\n",
+                          asked[i].name, wish, asked[i].why);
+    }
+}
+
 static void versions_write(epo_backend *be, const char *why) {
     const char *missing = NULL;
     char gemm[96], pairs[80] = "", nodes[24] = "";
@@ -350,6 +386,7 @@ static epo_status backend_open(const epo_backend_config *config, epo_backend **o
         .ways = be->one_sided ? be->ways : 0,
         .types = 1U << EPO_F32 | 1U << EPO_BF16 | 1U << EPO_F16,
     };
+    asked_in_vain(be);
     *out = be;
     return EPO_OK;
 failed:
