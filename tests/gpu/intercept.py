@@ -478,7 +478,7 @@ def stand_at(gate, ranks, limit=35):
 
 def in_turns(options, cases):
     """The cases, of which AHEAD are started before their turn; each has the GPUs alone from its first
-    exchange on, and what is timed has no others that start beside it."""
+    exchange on, and what is to be ALONE has no others that start beside it."""
     failed, folder = 0, tempfile.mkdtemp(prefix="ep-intercept-")
     running, waiting = [], list(enumerate(cases))
     open_nurseries(options, cases)
@@ -488,7 +488,7 @@ def in_turns(options, cases):
             i, (name, mode, parts, limit, extra) = waiting.pop(0)
             gate = os.path.join(folder, "gate%d" % i)
             running.append((name, start(options, mode, parts, extra, gate), limit, gate,
-                            any(part in TIMED for part, _ in parts)))
+                            any(part in ALONE for part, _ in parts)))
 
     try:
         while waiting or running:
@@ -497,9 +497,9 @@ def in_turns(options, cases):
                     left_out(case, options)
                 break
             begin(AHEAD)
-            name, ranks, limit, gate, timed = running[0]
+            name, ranks, limit, gate, alone = running[0]
             came = stand_at(gate, ranks)
-            for _, others, _, other, _ in running[1:] if timed else []:
+            for _, others, _, other, _ in running[1:] if alone else []:
                 stand_at(other, others)
             if options.late():
                 continue
@@ -589,8 +589,9 @@ CASES = {
 NEED_P2P = ("carries", "time", "layer", "speed", "gemm")
 # ... and how long one of the long cases exchanges: its calls take ten times as long, and all are to have their turn.
 SHARED_S = 15
-# What compares times: nothing else starts beside it.
-TIMED = ("carries", "time", "layer", "speed", "gemm", "small")
+# What compares times, or the memory that the GPU has left, of which every process that starts there takes
+# hundreds of MB: nothing else starts beside it.
+ALONE = ("carries", "churn", "time", "layer", "speed", "gemm", "small")
 AHEAD = 6
 PARTS = {"carries": carries.part_carries, "random": part_random, "churn": part_churn, "graph": part_graph, "mismatch": part_mismatch,
          "groups": part_groups, "abort": part_abort, "small": speed.part_small, "time": speed.part_time,

@@ -245,3 +245,29 @@ END
     run_sh 0 graph
     [ "$(grep -c '	graph ' "$work/b/results/cases.tsv")" = 10 ]
 }
+
+@test "intercept.py: nothing starts beside what looks at the time, or at the GPU's memory" {
+    cat >"$work/turns.py" <<'END'
+import contextlib, sys, types
+sys.path.insert(0, sys.argv[1])
+import intercept
+waited = set()
+def turn(how, gate, ranks):
+    begun = {g for g, _ in started}
+    print(name_of[gate], "alone" if begun == waited else "among others")
+    return contextlib.nullcontext()
+started, name_of = [], {}
+def start(options, mode, parts, extra, gate):
+    started.append((gate, parts))
+    name_of[gate] = parts[0][0]
+    return []
+intercept.start, intercept.in_turn, intercept.open_nurseries = start, turn, lambda *_: None
+intercept.stand_at = lambda gate, ranks, limit=35: waited.add(gate) or True
+intercept.end, intercept.show = lambda *_: None, lambda *_: True
+options = types.SimpleNamespace(late=lambda: False, began=0, nurseries={}, most=lambda limit: limit)
+cases = [(part, "plain", [[part, []]], 9, {}) for part in ("graph", "churn", "graph", "abort", "time", "graph")]
+print(intercept.in_turns(options, cases))
+END
+    run -0 timeout 60 "$(real_python)" "$work/turns.py" "$top/tests/gpu"
+    [ "$(grep -vx '[0-9.]* s: [a-z]*' <<<"$output" | tr '\n' ' ')" = "graph among others churn alone graph alone abort alone time alone graph alone 0 " ]
+}
