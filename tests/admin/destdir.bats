@@ -39,6 +39,16 @@ files() { (cd "$1" && find . ! -type d | sort); }
     done <list
 }
 
+@test "the plugin preloads the library by its SONAME: the name without is the link of those who compile" {
+    make -s -C "$build" install DESTDIR="$PWD/plain" >plain.log 2>&1
+    plugin=$(find plain -name ep_overlap.so)
+    [ -n "$plugin" ] || skip "no plugin in this build"
+    library=$(LC_ALL=C grep -aoE '/[^[:cntrl:][:space:]]*/libep_overlap\.so[.0-9]*' "$plugin" | sort -u)
+    echo "$library"
+    [[ $library == */libep_overlap.so.0 ]]
+    [ -e "plain$library" ]
+}
+
 @test "packages with the engine for GPUs: a Toolkit that is not there is named, before anything is built" {
     for script in build-deb.sh build-rpm.sh; do
         run "$top/packaging/$script" -g "$PWD/cuda" "$PWD/out"

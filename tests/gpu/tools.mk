@@ -29,7 +29,7 @@ RUN_FILES := lib/core/probe_record.c lib/core/probe_run.c
 PLUGIN_FILES := $(wildcard spank/*.c lib/rules/*.c) $(CORE) $(CONFIG_FILES) $(RUN_FILES)
 PROBE_FILES := tools/probe/main.c $(wildcard lib/probe/*.c) $(CORE) $(RUN_FILES)
 CHECK_FILES := $(TOOL_FILES) $(wildcard tools/ep-overlap/check*.c tools/ep-overlap/report*.c lib/trace/log*.c lib/rules/*.c lib/probe/*.c) lib/trace/lines.c lib/trace/config_dump.c $(CONFIG_FILES) $(RUN_FILES)
-$(O)/spank/%.o: CFLAGS += -Ispank -DEP_SCANCEL='"$(SCANCEL)"' -DEP_LIBRARY='"/usr/local/lib/libep_overlap.so"' \
+$(O)/spank/%.o: CFLAGS += -Ispank -DEP_SCANCEL='"$(SCANCEL)"' -DEP_LIBRARY='"/usr/local/lib/libep_overlap.so.0"' \
   -DEP_PROBE='"/usr/local/libexec/ep-overlap/probe"' -DEP_CONFIG='"/usr/local/etc/ep_overlap.conf"'
 $(O)/tools/ep-overlap/%.o: CFLAGS += -DEP_CONFIG='"/usr/local/etc/ep_overlap.conf"' \
   -DEP_PROBE='"/usr/local/libexec/ep-overlap/probe"' -DEP_ENGINES='"/usr/local/lib/ep-overlap"' -DEP_PLUGIN='"/usr/local/lib/slurm/ep_overlap.so"'
