@@ -184,7 +184,7 @@ build() {
     [ ! -e config.status ] || fail "./configure was run in this folder itself, and a build in build/ does not go with that:" \
         "  make distclean    # here, or take another checkout"
     configured_for_this || step "configure" 180 sh -c 'cd build && ../configure --enable-cluster-tests'
-    step "make" 420 make -C build -j"$(nproc)"
+    step "make" 1200 make -C build -j"$(nproc)"
     step "stage an install under build/stage" 120 make -C build stage
 }
 
