@@ -9,7 +9,7 @@ Without a GPU the host engine carries torch's CPU tensors.
 import os
 import sys
 
-from launch import launch
+from launch import gpus, launch
 
 HERE = os.path.abspath(__file__)
 H, E, K, R = 512, 8, 3, int(os.environ.get("WORLD_SIZE") or (sys.argv[1:] or [2])[0])
@@ -212,7 +212,9 @@ def check_no_tokens(torch, buffer, hybrid, rank, device):
         assert rows.shape[0] == probs.shape[0] == int(sizes.sum())
         y, _ = hybrid.combine_with_unpermute(hidden=rows, probs=probs, handle=handle)
         same(torch, "without tokens: HybridEP", y, (x.float() * (index >= 0).sum(1, keepdim=True)).to(torch.bfloat16))
+        (data, scales), counts, _, _, _ = buffer.low_latency_dispatch(x, index, 256, E)
         rows, _, handle, _, _ = buffer.low_latency_dispatch(x, index, 256, E, use_fp8=False)
+        assert data.shape == rows.shape and int(counts.sum()) <= 256 * E
         y, _, _ = buffer.low_latency_combine(rows, index, torch.ones_like(weights), handle)
         assert y.shape == x.shape
 
@@ -232,6 +234,21 @@ def check_refused(torch, buffer, rank, device):
             ("no ranks", "is_token_in_rank", lambda: buffer.dispatch(x)),
             ("a handle and indices", "has its own", lambda: buffer.dispatch(x, handle=handle, topk_idx=index)),
             ("other tokens", "the handle is of", lambda: buffer.dispatch(x[1:], handle=handle)),
+            ("no experts", "a multiple of", lambda: buffer.get_dispatch_layout(index, 0)),
+            ("a vector", "x torch.bfloat16 [512], needed is [any, any]", lambda: buffer.dispatch(x[0], **routed)),
+            ("other indices", "topk_idx torch.int64", lambda: buffer.dispatch(x, **{**routed, "topk_idx": index[1:]})),
+            ("other weights", "topk_weights", lambda: buffer.dispatch(x, **{**routed, "topk_weights": weights[:, 1:]})),
+            ("weights alone", "without topk_idx", lambda: buffer.dispatch(x, **{**routed, "topk_idx": None})),
+            ("other ranks", "is_token_in_rank", lambda: buffer.dispatch(x, **{**routed, "is_token_in_rank": layout[3][1:]})),
+            ("ranks as numbers", "torch.bool", lambda: buffer.dispatch(x, **{**routed, "is_token_in_rank": layout[3].int()})),
+            ("other experts", "a multiple of", lambda: buffer.dispatch(x, **{**routed, "num_tokens_per_expert": layout[2][1:]})),
+            ("alignment", "expert_alignment 0", lambda: buffer.dispatch(x, **routed, expert_alignment=0)),
+            ("no handle", "needed is that of a dispatch", lambda: buffer.combine(x, None)),
+            ("float32 beside weights", "torch.bfloat16 [any, any]",
+             lambda: buffer.combine(x.new_empty(999, H, dtype=torch.float32), handle, topk_weights=x.new_empty(999, K))),
+            ("other slots", "topk_weights", lambda: buffer.combine(x.new_empty(999, H), handle, topk_weights=x.new_empty(999, K + 1))),
+            ("low-latency indices", "topk_idx", lambda: buffer.low_latency_dispatch(x, index[1:], 256, E)),
+            ("low-latency experts", "a multiple of", lambda: buffer.low_latency_dispatch(x, index, 256, E + 1)),
             ("FP8 scales", "[T, S] of 4 bytes", lambda: buffer.dispatch((x.to(torch.float8_e4m3fn), weights.double()), **routed)),
             ("few rows", "the handle is of", lambda: buffer.combine(x[:1], handle)),
             ("weights without slots", "with topk_idx", lambda: buffer.combine(x, plain, topk_weights=weights)),
@@ -383,6 +400,9 @@ def check_hybrid_refused(torch, buffer, rank, device):
             ("the handle is of", ValueError, lambda: buffer.dispatch_with_permute(hidden=x[1:], handle=handle)),
             ("the handle is of", ValueError, lambda: buffer.combine_with_unpermute(hidden=x[:3], handle=handle)),
             ("a handle is needed", ValueError, lambda: buffer.combine_with_unpermute(hidden=x)),
+            ("a number from 0", ValueError, lambda: buffer.dispatch_with_permute(hidden=x, handle=handle, num_permuted_tokens=-1)),
+            ("probs", ValueError, lambda: buffer.dispatch_with_permute(hidden=x, handle=handle, probs=weights)),
+            ("hidden", ValueError, lambda: buffer.dispatch_with_permute(hidden=x[0], topk_idx=index)),
             ("dispatch_with_permute", NotImplementedError, lambda: buffer.dispatch(hidden=x)),
             ("combine_with_unpermute", NotImplementedError, lambda: buffer.combine(hidden=x)),
             ("unexpected keyword", TypeError, lambda: buffer.dispatch_with_permute(hidden=x, topk_index=index))):
@@ -454,7 +474,7 @@ def rank_main():
 def main():
     if "RANK" in os.environ:
         return rank_main()
-    status = launch(HERE, R, 50, show_all=True, environment={"OMP_NUM_THREADS": "1"})  # (ranks share the CPU's cores)
+    status = launch(HERE, R, 50 if gpus() else 150, show_all=True, environment={"OMP_NUM_THREADS": "1"})  # (ranks share the CPU's cores)
     print("deep_ep drop-in: %s" % ("ok" if status == 0 else "FAILED"))
     return 1 if status else 0
 

@@ -37,8 +37,10 @@ class Handle:
         NOW["stream"].wait_event(self._event)
 
     def wait_elsewhere(self):
-        if self._stream is not NOW["stream"]:
-            self.current_stream_wait()
+        if self._stream is NOW["stream"]:
+            return False
+        self.current_stream_wait()
+        return True
 
 
 def behind(later, earlier):
@@ -72,7 +74,7 @@ def made():
         return x, index, weights, torch.zeros(local, dtype=torch.int32)
 
     buffer.broken, buffer._routed_rows = False, routed
-    module.pack = type("Pack", (), {"layout": staticmethod(layout), "as_rows": staticmethod(PACK.as_rows),
+    module.pack = type("Pack", (), {"layout": staticmethod(layout), "as_rows": staticmethod(PACK.as_rows), "need": staticmethod(PACK.need),
                                     "layout_torch": staticmethod(PACK.layout_torch)})
     return buffer, laid, sent
 
@@ -127,6 +129,19 @@ def overlaps():
     assert behind(sent[-1], laid[-1]) and not behind(sent[-1], later)
 
 
+def elsewhere():
+    """A layout behind an event of another stream reads what may be that one's: it is recorded on the stream that reads."""
+    buffer, _, _ = made()
+    set_stream(Stream("a"))
+    older = module.EventOverlap(Handle())
+    RECORDED.clear()
+    buffer.get_dispatch_layout(INDEX, 4, older)
+    assert not RECORDED, "recorded on its own stream"
+    set_stream(Stream("b"))
+    buffer.get_dispatch_layout(INDEX, 4, older)
+    assert RECORDED == [(INDEX.data_ptr(), NOW["stream"])], RECORDED
+
+
 def raises():
     """A call that raises has its inputs recorded: what it began may still read them."""
     buffer, _, _ = made()
@@ -149,5 +164,6 @@ CASES = 2000
 for seed in range(CASES):
     case(seed)
 overlaps()
+elsewhere()
 raises()
 print("ok: %d random orders of layouts and dispatches on streams" % CASES)

@@ -162,15 +162,15 @@ class Buffer(LowLatency):
                             allocate_on_comm_stream: bool = False) -> Any:
         """topk_idx int64 [T, K], -1: unused -> tokens per rank int32 [R], None, tokens per expert int32 [E],
         token in rank bool [T, R], event. All on the device; the CPU does not wait."""
-        if topk_idx.dim() != 2 or topk_idx.dtype != torch.int64 or num_experts % self.group_size != 0:
+        if topk_idx.dim() != 2 or topk_idx.dtype != torch.int64 or num_experts < 1 or num_experts % self.group_size != 0:
             raise ValueError("get_dispatch_layout: found topk_idx %s %s and %d experts, needed are int64 [T, K] and a "
                              "multiple of %d ranks" % (
                                  topk_idx.dtype, list(topk_idx.shape), num_experts, self.group_size))
 
         # On the current stream, which it does not hold up for longer than another would; it only has to wait
         # for an event of another stream.
-        if previous_event is not None and previous_event.event is not None:
-            previous_event.event.wait_elsewhere()
+        if previous_event is not None and previous_event.event is not None and previous_event.event.wait_elsewhere():
+            topk_idx.record_stream(current_stream())  # (it may be of the stream that was waited for)
         with torch.no_grad():
             per_rank, per_expert, inside = pack.layout(topk_idx.contiguous(), num_experts, self.group_size)
         event = EventHandle() if async_finish else None
@@ -225,6 +225,35 @@ class Buffer(LowLatency):
             self._numbers = torch.arange(self.group_size, device=inside.device)
         return torch.where(inside, self._numbers, -1)
 
+    def _check_dispatch(self, rows: torch.Tensor, handle: Optional[Handle], inside: Optional[torch.Tensor],
+                        per_expert: Optional[torch.Tensor], index: Optional[torch.Tensor],
+                        weights: Optional[torch.Tensor], alignment: int) -> None:
+        """What is wrong is said before anything is sent."""
+        pack.need("dispatch", "x", rows, (-1, -1))
+        tokens, slots = rows.shape[0], 0 if index is None else index.shape[-1]
+        if index is not None and handle is None and (
+                rows.dtype != torch.bfloat16 or per_expert is None or index.dtype != torch.int64):
+            raise ValueError("dispatch: found x of %s, topk_idx of %s and num_tokens_per_expert %s; needed are bfloat16 "
+                             "or FP8 rows, int64, and num_tokens_per_expert beside topk_idx" % (
+                                 rows.dtype, index.dtype, None if per_expert is None else "given"))
+        if handle is not None and (index is not None or weights is not None):
+            raise ValueError("dispatch: found a handle beside topk_idx or topk_weights; a handle has its own")
+        if handle is None and inside is None:
+            raise ValueError("dispatch: is_token_in_rank (from get_dispatch_layout) or a handle is needed")
+        if handle is not None and tokens != handle.tokens:
+            raise ValueError("dispatch: found %d tokens, the handle is of %d" % (tokens, handle.tokens))
+        if weights is not None and index is None:
+            raise ValueError("dispatch: found topk_weights without topk_idx; each is of a slot")
+        pack.need("dispatch", "topk_idx", index, (tokens, -1))
+        pack.need("dispatch", "topk_weights", weights, (tokens, slots))
+        if handle is None:
+            pack.need("dispatch", "is_token_in_rank", inside, (tokens, self.group_size), torch.bool)
+        if index is not None and per_expert is not None and per_expert.numel() % self.group_size != 0:
+            raise ValueError("dispatch: found num_tokens_per_expert of %d experts, needed is a multiple of %d ranks" % (
+                per_expert.numel(), self.group_size))
+        if alignment < 1:
+            raise ValueError("dispatch: found expert_alignment %d, allowed is a number from 1" % alignment)
+
     def dispatch(self, x: Any, handle: Optional[Handle] = None, num_tokens_per_rank: Any = None,
                  num_tokens_per_rdma_rank: Any = None, is_token_in_rank: Optional[torch.Tensor] = None,
                  num_tokens_per_expert: Optional[torch.Tensor] = None, topk_idx: Optional[torch.Tensor] = None,
@@ -240,17 +269,8 @@ class Buffer(LowLatency):
         num_worst_tokens: so many rows come out, those behind N undefined with recv_topk_idx -1, and the list is empty.
         Raises ValueError, and ep_overlap.Error where ranks disagree or one has ended. [collective]"""
         rows, restore = pack.as_rows(x)
-        if topk_idx is not None and handle is None and (
-                rows.dtype != torch.bfloat16 or num_tokens_per_expert is None or topk_idx.dtype != torch.int64):
-            raise ValueError("dispatch: found x of %s, topk_idx of %s and num_tokens_per_expert %s; needed are bfloat16 "
-                             "or FP8 rows, int64, and num_tokens_per_expert beside topk_idx" % (
-                                 rows.dtype, topk_idx.dtype, None if num_tokens_per_expert is None else "given"))
-        if handle is not None and (topk_idx is not None or topk_weights is not None):
-            raise ValueError("dispatch: found a handle beside topk_idx or topk_weights; a handle has its own")
-        if handle is None and is_token_in_rank is None:
-            raise ValueError("dispatch: is_token_in_rank (from get_dispatch_layout) or a handle is needed")
-        if handle is not None and rows.shape[0] != handle.tokens:
-            raise ValueError("dispatch: found %d tokens, the handle is of %d" % (rows.shape[0], handle.tokens))
+        self._check_dispatch(rows, handle, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights,
+                             expert_alignment)
 
         def work() -> Any:
             way = handle
@@ -284,8 +304,12 @@ class Buffer(LowLatency):
         is (for a handle of a dispatch with topk_idx), or None; event.
         bias: one or two tensors [T, H], added to the rounded sum in float32. Rows behind N are ignored.
         Raises ValueError, and ep_overlap.Error where ranks disagree or one has ended. [collective]"""
+        if not isinstance(handle, Handle):
+            raise ValueError("combine: found %s for a handle, needed is that of a dispatch" % type(handle).__name__)
         if topk_weights is not None and handle.mine is None:
             raise ValueError("combine: topk_weights needs a handle of a dispatch with topk_idx")
+        pack.need("combine", "x", x, (-1, -1), None if topk_weights is None else torch.bfloat16)
+        pack.need("combine", "topk_weights", topk_weights, (-1, handle.top_k))
         if x.shape[0] < handle.rows or topk_weights is not None and topk_weights.shape[0] < handle.rows:
             raise ValueError("combine: found %d rows, the handle is of %d" % (x.shape[0], handle.rows))
         biases = () if bias is None else bias if isinstance(bias, tuple) else (bias,)

@@ -158,6 +158,11 @@ class HybridEPBuffer:
         handle's last item tells. What is said of fp8, fusion and waiting has no effect.
         Raises ValueError, and ep_overlap.Error where ranks disagree. [collective]"""
         rows, restore = pack.as_rows(hidden if scaling_factor is None else (hidden, scaling_factor))
+        pack.need("dispatch_with_permute", "hidden", rows, (-1, -1))
+        if num_permuted_tokens is not None and int(num_permuted_tokens) < 0:
+            raise ValueError("dispatch_with_permute: found num_permuted_tokens %d, allowed is a number from 0" % num_permuted_tokens)
+        if handle is not None:
+            pack.need("dispatch_with_permute", "probs", probs, (handle[0].experts.shape[0], handle[2]))
         with torch.no_grad():
             if handle is None:
                 way = self._new_way(rows, routing_map, topk_idx, topk_weights, probs, pad_multiple or 1,

@@ -20,7 +20,7 @@ MAX_E4M3 = 448.0
 
 def quantize(x: torch.Tensor, round_scale: bool) -> Tuple[torch.Tensor, torch.Tensor]:
     """[T, H] -> e4m3 [T, H] and a float32 scale of each 128, [T, H / 128]; round_scale: powers of two."""
-    groups = x.float().view(x.shape[0], -1, 128)
+    groups = x.float().view(x.shape[0], x.shape[1] // 128, 128)
     scale = groups.abs().amax(-1).clamp(min=1e-4) / MAX_E4M3
     if round_scale:
         scale = torch.exp2(torch.ceil(torch.log2(scale)))
@@ -81,7 +81,11 @@ class LowLatency:
         scales float32 [E / R, M * R, H / 128]; use_ue8m0: int32 [.., H / 512], four exponents each), rows per
         local expert int32 [E / R] (what lies behind them is undefined), handle, event, hook. Scales are column-major
         in their last two dimensions, as DeepEP's are. [collective]"""
+        pack.need("low_latency_dispatch", "x", x, (-1, -1))
         t, h, most, ranks = x.shape[0], x.shape[1], num_max_dispatch_tokens_per_rank, self.group_size
+        pack.need("low_latency_dispatch", "topk_idx", topk_idx, (t, -1), torch.int64)
+        if num_experts < 1 or num_experts % ranks != 0:
+            raise ValueError("low_latency_dispatch: found %d experts, needed is a multiple of %d ranks" % (num_experts, ranks))
         if async_finish and return_recv_hook:
             raise ValueError("low_latency_dispatch: async_finish and return_recv_hook exclude each other")
         if t > most or x.dtype != torch.bfloat16:
@@ -122,11 +126,11 @@ class LowLatency:
         rows times their weights, in float32, bf16 [T, H]; event, hook. use_logfmt and zero_copy change how DeepEP
         moves bytes and nothing here; combine_wait_recv_cost_stats is left as it is. [collective]"""
         h = handle.hidden
+        pack.need("low_latency_combine", "topk_weights", topk_weights, tuple(handle.topk_idx.shape))
         if async_finish and return_recv_hook:
             raise ValueError("low_latency_combine: async_finish and return_recv_hook exclude each other")
-        if x.dtype != torch.bfloat16 or x.shape[-1] != h or x.shape[1] != handle.most * self.group_size:
-            raise ValueError("low_latency_combine: found %s %s, needed is bfloat16 [%d, %d, %d]" % (
-                x.dtype, list(x.shape), handle.experts // self.group_size, handle.most * self.group_size, h))
+        pack.need("low_latency_combine", "x", x,
+                  (handle.experts // self.group_size, handle.most * self.group_size, h), torch.bfloat16)
         with torch.no_grad():
             weights = topk_weights.to(torch.float32).contiguous()
             narrow = self._windows.plan(handle.topk_idx, weights, handle.experts, 8, torch.bfloat16, 1, handle.most)

@@ -62,12 +62,24 @@ def as_rows(x: Any) -> Tuple[torch.Tensor, Callable[..., Any]]:
     return out.view(torch.bfloat16), restore
 
 
+def need(call: str, name: str, tensor: Optional[torch.Tensor], shape: Tuple[int, ...],
+         dtype: Optional[torch.dtype] = None) -> None:
+    """Raises ValueError where a tensor that is given is another; -1 allows any size. Kernels read by what they are
+    told, not by what there is."""
+    if tensor is None or tensor.dim() == len(shape) and (dtype is None or tensor.dtype == dtype) and all(
+            n in (-1, m) for n, m in zip(shape, tensor.shape)):
+        return
+    raise ValueError("%s: found %s %s %s, needed is %s[%s]" % (
+        call, name, tensor.dtype, list(tensor.shape), "" if dtype is None else "%s " % dtype,
+        ", ".join("any" if n < 0 else str(n) for n in shape)))
+
+
 def layout_torch(index: torch.Tensor, experts: int, ranks: int) -> Three:
     """index int64 [T, K], -1: unused -> rows per rank int32 [R], per expert int32 [E], token in rank bool [T, R]."""
     owner = torch.div(index, experts // ranks, rounding_mode="floor")  # (-1 stays below 0)
     inside = (owner[:, :, None] == torch.arange(ranks, device=index.device)).any(1)
     count = torch.zeros(experts + 1, dtype=torch.int32, device=index.device)
-    flat = torch.where(index >= 0, index, experts).flatten()
+    flat = torch.where((index >= 0) & (index < experts), index, experts).flatten()  # (a bad one counts nowhere)
     count.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))
     return inside.sum(0, dtype=torch.int32), count[:experts], inside
 

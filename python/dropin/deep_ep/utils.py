@@ -32,10 +32,12 @@ class EventHandle:
         if self._event is not None:
             current_stream().wait_event(self._event)
 
-    def wait_elsewhere(self) -> None:
-        """current_stream_wait, unless it is the current stream's own."""
-        if self._event is not None and self._stream != current_stream():
+    def wait_elsewhere(self) -> bool:
+        """current_stream_wait, unless it is the current stream's own. Whether it waited."""
+        waits = self._event is not None and self._stream != current_stream()
+        if waits:
             self.current_stream_wait()
+        return waits
 
 
 class EventOverlap:
