@@ -201,6 +201,23 @@ static void forked(void) {
     printf("child: %d\n", status);
 }
 
+/* As torch.multiprocessing.spawn has it: ranks are numbers that the program gives.  It waits for
+ * them. */
+static int spawned(ncclUniqueId id) {
+    ncclComm_t world;
+    int status = 0, bad = 0;
+    for (int rank = 0; rank < 2; rank++) {
+        id.internal[sizeof id.internal - 2] = 's';
+        const pid_t child = fork();
+        if (child == 0)
+            return ncclCommInitRank(&world, 2, id, rank) != ncclSuccess;
+        bad |= child < 0;
+    }
+    while (wait(&status) > 0)
+        bad |= status != 0;
+    exit(bad);
+}
+
 /* The recorder's thread may not read what the program may be changing. */
 char *getenv(const char *name) {
     char thread[16] = "";
@@ -232,6 +249,8 @@ int main(int argc, char **argv) {
     if (strchr(what, 'b') != NULL) {
         profile(5); /* before there is a communicator */
     }
+    if (strchr(what, 's') != NULL && spawned(id) != 0) /* two ranks, of which no variable tells */
+        return 3;
     if (ncclCommInitRank(&comm, 1, id, 0) != ncclSuccess)
         return 3;
     due = 0;

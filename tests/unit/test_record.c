@@ -14,9 +14,12 @@
 #include "preload/record/rhythm.h"
 
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static uint64_t state = 7;
@@ -511,6 +514,64 @@ static void test_file_is_read_alike(void) {
     free(r);
 }
 
+static char *contents(const char *path, char *room, size_t most) {
+    FILE *f = fopen(path, "r");
+    const size_t n = f != NULL ? fread(room, 1, most - 1, f) : 0;
+    if (f != NULL)
+        fclose(f);
+    room[n] = '\0';
+    return room;
+}
+
+/* Bytes that are no UTF-8 would make it no JSON. */
+static void test_file_is_utf8(void) {
+    char path[] = "/tmp/epo-record-XXXXXX", room[4096];
+    const int fd = mkstemp(path);
+    report *r = calloc(1, sizeof *r);
+    events *e = NULL;
+    CU_ASSERT_TRUE_FATAL(r != NULL && fd >= 0 && events_create(0, &e) == EPO_OK);
+    close(fd);
+    snprintf(r->why, sizeof r->why, "nothing ran");
+    snprintf(r->cupti, sizeof r->cupti,
+             "\xff/\xc3(\xe2\x82\xac\xed\xa0\x80\xf0\x9f\x98\x80\xc0\xaf\xf5\xe2\x82");
+    CU_ASSERT_EQUAL(report_write(r, e, path), EPO_OK);
+    CU_ASSERT_PTR_NOT_NULL(strstr(contents(path, room, sizeof room),
+                                  "\"cupti\": \"?/?(\xe2\x82\xac???\xf0\x9f\x98\x80?????\""));
+    unlink(path);
+    events_destroy(e);
+    free(r);
+}
+
+/* A file that cannot be written to its end does not stand where a whole one stood, nor anywhere. */
+static void test_file_is_whole(void) {
+    char folder[] = "/tmp/epo-record-XXXXXX", path[64], before[4096], after[4096];
+    report *r = calloc(1, sizeof *r);
+    events *e = sixty_steps(1);
+    struct rlimit limit;
+    CU_ASSERT_TRUE_FATAL(r != NULL && mkdtemp(folder) != NULL);
+    snprintf(path, sizeof path, "%s/trace.json", folder);
+    CU_ASSERT_EQUAL_FATAL(report_measure(r, e, 900 * MS, 3000 * MS), EPO_OK);
+    CU_ASSERT_EQUAL(report_write(r, e, path), EPO_OK);
+    contents(path, before, sizeof before);
+    CU_ASSERT_EQUAL_FATAL(getrlimit(RLIMIT_FSIZE, &limit), 0);
+    const struct rlimit small = {2000, limit.rlim_max};
+    signal(SIGXFSZ, SIG_IGN);
+    CU_ASSERT_EQUAL(setrlimit(RLIMIT_FSIZE, &small), 0);
+    r->rank = 5;
+    CU_ASSERT_EQUAL(report_write(r, e, path), EPO_E_SYSTEM);
+    CU_ASSERT_EQUAL(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    signal(SIGXFSZ, SIG_DFL);
+    CU_ASSERT_PTR_NOT_NULL(strstr(epo_fail_text(), "trace.json: File too large"));
+    CU_ASSERT_STRING_EQUAL(contents(path, after, sizeof after), before);
+    CU_ASSERT_EQUAL(unlink(path), 0);
+    CU_ASSERT_EQUAL(mkdir(path, 0700), 0); /* what it cannot take the place of */
+    CU_ASSERT_EQUAL(report_write(r, e, path), EPO_E_SYSTEM);
+    CU_ASSERT_EQUAL(rmdir(path), 0);
+    CU_ASSERT_EQUAL(rmdir(folder), 0); /* (nothing else is in it) */
+    events_destroy(e);
+    free(r);
+}
+
 int main(void) {
     const CU_TestInfo tests[] = {
         {"windows", test_windows},
@@ -527,6 +588,8 @@ int main(void) {
         {"what is said", test_lines},
         {"nothing ran", test_nothing_ran},
         {"profile reads the file alike", test_file_is_read_alike},
+        {"the file is UTF-8", test_file_is_utf8},
+        {"the file is whole or not there", test_file_is_whole},
         CU_TEST_INFO_NULL,
     };
     return unit_run("recorder", tests);

@@ -97,6 +97,8 @@ job leaves x 50 EP_OVERLAP_RECORD_WINDOW=0.3s-9s &
 job running r 50 EP_OVERLAP_RECORD_WINDOW=0.3s-9s &
 job slow '' 60 EP_OVERLAP_RECORD_WINDOW=0.3s-9s FAKE_CUPTI_SLOW=700 &
 job stuck '' 60 EP_OVERLAP_RECORD_WINDOW=0.3s-9s FAKE_CUPTI_SLOW=9000 &
+job starts B 10 EP_OVERLAP_RECORD_WINDOW=0.5s-1.5s FAKE_CUPTI_SLOW=3600 &
+job spawned s 60 EP_OVERLAP_RECORD_WINDOW=0.3s-0.9s &
 job rank1 '' 60 EP_OVERLAP_RECORD_WINDOW=0.3s-0.9s RANK=1 WORLD_SIZE=2 &
 job word '' 20 EP_OVERLAP_RECORD_WINDOW=soon &
 job folder '' 60 EP_OVERLAP_RECORD_WINDOW=0.3s-0.9s EP_OVERLAP_RECORD="$work/no/such" &
@@ -202,6 +204,16 @@ check "a CUPTI that does not come back: the program ends" ended stuck
 check "it is told" grep -q 'the recorder did not end in time' "$work/stuck.err"
 check "rank 1 says nothing" test ! -s "$work/rank1.err"
 check "rank 1 writes its file" figures rank1 1 "r['rank'] == 1 and r['steps'] > 10"
+check "a profiler that takes long to start: its trace" profiled starts 1 60
+by_communicator() { # ranks that no variable tells of: one line, and a file each
+    cat "$work/spawned.err" && ls "$work/spawned"
+    ended spawned && [ "$(grep -c '^ep-overlap: .*hidden' "$work/spawned.err")" = 1 ] &&
+        figures spawned 0 "r['rank'] == 0 and r['ranks'] == 2" && figures spawned 1 "r['rank'] == 1 and r['ranks'] == 2" &&
+        [ "$(find "$work/spawned" -name 'ep-overlap-nccl-[01].json' | wc -l)" = 2 ]
+}
+check "ranks that a program starts itself" by_communicator
+whole() { ! find "$work" -name 'ep-overlap-trace-*' ! -name '*.json' | grep .; }
+check "no part of a file is left" whole
 check "a window that is none" grep -q 'warning: EP_OVERLAP_RECORD_WINDOW=soon is no window; steps as in 10-14' "$work/word.err"
 check "a folder that is none" grep -q "$work/no/such/ep-overlap-trace-0.json: No such file or directory; no trace written" "$work/folder.err"
 check "its line is told" grep -q '% hidden' "$work/folder.err"

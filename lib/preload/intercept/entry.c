@@ -234,7 +234,7 @@ static ncclResult_t make_end(thread_state *t, making m, ncclResult_t r, const nc
         return r;
     }
     comm_publish(c, *out);
-    mapped_look();
+    mapped_look(c->rank, c->ranks);
     return r;
 }
 
@@ -285,7 +285,7 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *devices) {
         comm_publish(c, comms[i]);
     }
     if (r == ncclSuccess)
-        mapped_look();
+        mapped_look(0, 1);
     return r;
 }
 

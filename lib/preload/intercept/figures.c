@@ -15,7 +15,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "preload/environment.h"
 #include "preload/intercept/mapped.h"
 #include "preload/record/recorder.h"
 
@@ -180,13 +179,12 @@ static void write_file(const char *folder, int rank, int ranks) {
 }
 
 static void figures_write(void) {
-    const char *record = mode_record(), *source;
-    int rank = 0, ranks = 1;
+    const char *record = mode_record();
     if (record == NULL || context.pid != getpid())
         return;
     recorder_end();
-    if (epo_ranks_find(&rank, &ranks, &source) != EPO_OK)
-        rank = 0;
+    int ranks;
+    const int rank = mapped_rank(&ranks);
     sums s;
     memset(&s, 0, sizeof s);
     comm_each(add_comm, &s);

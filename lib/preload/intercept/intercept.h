@@ -207,8 +207,11 @@ void channel_alone(channel *ch, message *m);
 
 /* ---- mapped.c, figures.c ---- */
 
-/* Once, at the first communicator. */
-void mapped_look(void);
+/* Once, at the first communicator, in which this is `rank` of `ranks`. */
+void mapped_look(int rank, int ranks);
+/* This process's rank in its job: by the launcher's variables, unless the first communicator has
+ * more ranks than they tell of (processes that a program starts itself have their parent's). */
+int mapped_rank(int *ranks);
 /* Writes them when the process ends. */
 void figures_at_exit(void);
 

@@ -12,6 +12,8 @@
 
 #include "core/facts.h"
 #include "core/names.h"
+#include "core/status.h"
+#include "preload/environment.h"
 #include "preload/intercept/driver.h"
 #include "preload/intercept/intercept.h"
 #include "preload/record/recorder.h"
@@ -21,6 +23,7 @@ static struct {
     pthread_mutex_t lock;
     bool done;
     mapped found;
+    int rank, ranks;
 } context = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 typedef struct objects {
@@ -250,11 +253,25 @@ static void warn_of(const mapped *m) {
     epo_facts_destroy(facts);
 }
 
+static void find_rank(int rank, int ranks) {
+    const char *source;
+    if (epo_ranks_find(&context.rank, &context.ranks, &source) == EPO_OK && context.ranks >= ranks)
+        return;
+    context.rank = rank;
+    context.ranks = ranks;
+}
+
+int mapped_rank(int *ranks) {
+    *ranks = context.ranks;
+    return context.rank;
+}
+
 /* Who merely observes hears nothing that he did not ask for. */
-void mapped_look(void) {
+void mapped_look(int rank, int ranks) {
     pthread_mutex_lock(&context.lock);
     const bool first = !context.done;
     if (first) {
+        find_rank(rank, ranks);
         mapped_find(&context.found);
         context.done = true;
     }
@@ -263,7 +280,7 @@ void mapped_look(void) {
         return;
     if (mode_record() != NULL) {
         figures_at_exit();
-        recorder_begin();
+        recorder_begin(context.rank, context.ranks);
     }
     if (mode_now() == MODE_ACCELERATE || mode_record() != NULL)
         warn_of(&context.found);

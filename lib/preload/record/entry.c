@@ -73,7 +73,15 @@ typedef cupti_result (*switching)(cupti_kind);
 typedef cupti_result (*switching_context)(void *, cupti_kind);
 typedef cupti_result (*registering)(cupti_buffer_requested *, cupti_buffer_completed *);
 typedef cupti_result (*registering_clock)(cupti_clock *);
+typedef cupti_result (*flushing)(uint32_t);
 typedef cupti_result (*finalizing)(void);
+
+/* What a call said, told after it. */
+static cupti_result returned(bool watched, cupti_result r) {
+    if (watched)
+        hold_other_returned();
+    return r;
+}
 
 /* Declares `real` and `watched`; tells before. */
 #define REAL(what, type)                                                                           \
@@ -89,14 +97,14 @@ typedef cupti_result (*finalizing)(void);
 
 /* The call itself, and told after. */
 #define DONE(what, kind, ...)                                                                      \
-    const cupti_result r = real(__VA_ARGS__);                                                      \
+    const cupti_result r = returned(watched, real(__VA_ARGS__));                                   \
     if (watched && r == CUPTI_OK)                                                                  \
         hold_other_called(what, kind);                                                             \
     return r
 
 /* The same for one CUDA context: the kind stays as it is for others. */
 #define SWITCHED(cuda, kind, on)                                                                   \
-    const cupti_result r = real(cuda, kind);                                                       \
+    const cupti_result r = returned(watched, real(cuda, kind));                                    \
     if (watched && r == CUPTI_OK)                                                                  \
         hold_other_switched(cuda, kind, on);                                                       \
     return r
@@ -114,6 +122,7 @@ cupti_result cuptiActivityDisableContext(void *cuda, cupti_kind kind);
 cupti_result cuptiActivityRegisterCallbacks(cupti_buffer_requested *requested,
                                             cupti_buffer_completed *completed);
 cupti_result cuptiActivityRegisterTimestampCallback(cupti_clock *clock);
+cupti_result cuptiActivityFlushAll(uint32_t flag);
 cupti_result cuptiFinalize(void);
 #pragma GCC visibility pop
 
@@ -161,7 +170,7 @@ cupti_result cuptiActivityDisableContext(void *cuda, cupti_kind kind) {
 cupti_result cuptiActivityRegisterCallbacks(cupti_buffer_requested *requested,
                                             cupti_buffer_completed *completed) {
     REAL(OTHER_REGISTERS, registering);
-    const cupti_result r = real(requested, completed);
+    const cupti_result r = returned(watched, real(requested, completed));
     if (watched && r == CUPTI_OK)
         hold_other_registered(requested, completed);
     return r;
@@ -169,10 +178,15 @@ cupti_result cuptiActivityRegisterCallbacks(cupti_buffer_requested *requested,
 
 cupti_result cuptiActivityRegisterTimestampCallback(cupti_clock *clock) {
     REAL(OTHER_REGISTERS, registering_clock);
-    const cupti_result r = real(clock);
+    const cupti_result r = returned(watched, real(clock));
     if (watched && r == CUPTI_OK)
         hold_other_clock(clock);
     return r;
+}
+
+cupti_result cuptiActivityFlushAll(uint32_t flag) {
+    REAL(OTHER_FLUSHES, flushing);
+    DONE(OTHER_FLUSHES, 0, flag);
 }
 
 cupti_result cuptiFinalize(void) {

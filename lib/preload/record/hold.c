@@ -41,6 +41,7 @@ static struct {
     } one[ONES];       /* switched on for one CUDA context */
     size_t ones;       /* more than ONES: nobody knows which */
     int64_t last_call; /* of any of theirs; 0: none */
+    int inside;        /* of theirs that have not come back: one that starts CUPTI takes seconds */
     cupti_buffer_requested *requested;
     cupti_buffer_completed *completed;
     cupti_clock *clock;
@@ -213,6 +214,10 @@ void hold_stay(void) {
 }
 
 static hold_answer may_open(char *why) {
+    if (context.inside > 0) {
+        snprintf(why, CUPTI_TEXT, "a profiler of the program's is at work");
+        return HOLD_LATER;
+    }
     if (others_record()) {
         snprintf(why, CUPTI_TEXT, "a profiler of the program's is recording");
         return HOLD_LATER;
@@ -298,14 +303,24 @@ void hold_other_calls(hold_other what, const char *function) {
     if (!lock_a_while())
         return;
     context.last_call = system_now(CLOCK_MONOTONIC);
+    context.inside++;
     context.used_by_others = true;
     if (context.facts.cupti != NULL)
         stay(context.facts.cupti);
-    const bool starts = what != OTHER_UNSUBSCRIBES && what != OTHER_DISABLES;
+    const bool starts =
+        what != OTHER_UNSUBSCRIBES && what != OTHER_DISABLES && what != OTHER_FLUSHES;
     if (starts && context.open) {
         snprintf(context.taken, sizeof context.taken, "%s", function);
         close_now(what != OTHER_FINALIZES);
     }
+    pthread_mutex_unlock(&context.lock);
+}
+
+void hold_other_returned(void) {
+    if (!lock_a_while())
+        return;
+    context.last_call = system_now(CLOCK_MONOTONIC);
+    context.inside -= context.inside > 0;
     pthread_mutex_unlock(&context.lock);
 }
 
@@ -365,4 +380,5 @@ void hold_forget(void) {
     const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
     memcpy(&context.lock, &fresh, sizeof fresh);
     context.open = false;
+    context.inside = 0;
 }

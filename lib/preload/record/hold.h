@@ -64,10 +64,13 @@ typedef enum hold_other {
     OTHER_ENABLES,
     OTHER_DISABLES,
     OTHER_REGISTERS, /* buffers or a clock */
+    OTHER_FLUSHES,   /* its buffers come back meanwhile, which takes as long as there are many */
     OTHER_FINALIZES
 } hold_other;
 void hold_other_calls(hold_other what, const char *function);
-/* After it, if it succeeded. */
+/* After it, whatever it said. */
+void hold_other_returned(void);
+/* After that, if it succeeded. */
 void hold_other_called(hold_other what, cupti_kind kind);
 /* The same for a kind that was switched for one CUDA context. */
 void hold_other_switched(void *cuda, cupti_kind kind, bool on);

@@ -435,10 +435,9 @@ static void session_free(session *s) {
     free(s);
 }
 
-static session *session_create(void) {
+static session *session_create(int rank, int ranks) {
     session *s = calloc(1, sizeof *s);
     const char *window = getenv(EPO_ENV_RECORD_WINDOW), *calls = getenv(EPO_ENV_RECORD_CALLS);
-    const char *source;
     int given = 0;
     if (s == NULL)
         return NULL;
@@ -460,8 +459,8 @@ static session *session_create(void) {
                 window, RECORD_SECONDS_MAX, WINDOW_STEPS_FROM, WINDOW_STEPS_TO);
     if (calls != NULL && epo_text_int(calls, &given) && given > 0)
         s->given = (size_t)given;
-    if (epo_ranks_find(&s->report.rank, &s->report.ranks, &source) != EPO_OK)
-        s->report.rank = 0;
+    s->report.rank = rank;
+    s->report.ranks = ranks;
     return s;
 }
 
@@ -487,7 +486,10 @@ static void *run(void *argument) {
     return NULL;
 }
 
+/* Another thread may have held the lock, which the child does not have. */
 static void after_fork(void) {
+    const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+    memcpy(&context.lock, &fresh, sizeof fresh);
     hold_forget();
     atomic_store(&context.stage, STAGE_OFF);
 }
@@ -517,7 +519,7 @@ static bool is_one(const char *variable) {
 }
 
 /* All of the environment is read here: later the program may be changing it. */
-void recorder_begin(void) {
+void recorder_begin(int rank, int ranks) {
     pthread_mutex_lock(&context.lock);
     const bool first = context.pid == 0 && recorder_wanted();
     if (first)
@@ -525,13 +527,10 @@ void recorder_begin(void) {
     pthread_mutex_unlock(&context.lock);
     if (!first)
         return;
-    int ranks = 1;
-    const char *source;
-    if (epo_ranks_find(&context.rank, &ranks, &source) != EPO_OK)
-        context.rank = 0;
+    context.rank = rank;
     snprintf(context.line, sizeof context.line,
              "communication was not recorded: neither memory nor a thread for the recorder");
-    session *s = session_create();
+    session *s = session_create(rank, ranks);
     context.calls = s != NULL ? malloc(CALLS_MAX * sizeof *context.calls) : NULL;
     if (context.calls == NULL) {
         session_free(s);

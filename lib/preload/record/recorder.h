@@ -23,8 +23,9 @@ bool record_window_parse(const char *text, record_window *out);
 
 /* Whether EP_OVERLAP_RECORD asks for it in this process. */
 bool recorder_wanted(void);
-/* At the first communicator; does nothing afterwards.  Starts the thread that does all. */
-void recorder_begin(void);
+/* At the first communicator; does nothing afterwards.  Starts the thread that does all.  rank
+ * of ranks: what the line and the file are named by. */
+void recorder_begin(int rank, int ranks);
 /* The program has made a call of NCCL: what it was, with the bytes and without. */
 void recorder_call(uint64_t what, uint64_t kind);
 /* Whether the window is open and EP_OVERLAP_RECORD_MARK asks for marks.  Exchanges without
