@@ -264,9 +264,11 @@ static ncclResult_t fake_gather(const void *mine, void *all, size_t n, ncclDataT
         memcpy((char *)all + (size_t)r * n, c->hall->board[r], n);
     return hall_meet(c->hall, c->ranks) ? ncclSuccess : ncclRemoteError;
 }
+static _Atomic int failed_rank = -1;
+void fake_nccl_failed(int rank) { failed_rank = rank; }
 static ncclResult_t fake_state(ncclComm_t comm, ncclResult_t *state) {
-    (void)comm;
-    *state = ncclSuccess;
+    *state = ((const fake_comm *)(const void *)comm)->rank == failed_rank ? ncclRemoteError
+                                                                          : ncclSuccess;
     return ncclSuccess;
 }
 static const char *fake_text(ncclResult_t r) { return r == ncclSuccess ? "no error" : "as told"; }
@@ -287,6 +289,8 @@ bool fake_nccl_matched(char *text, size_t size) {
     snprintf(text, size, "%s", "");
     return true;
 }
+
+void fake_nccl_failed(int rank) { (void)rank; }
 
 void fake_comm_open(int rank, int ranks, void **out) {
     (void)rank;

@@ -53,6 +53,9 @@ int fake_cuda_wrong(void);
 void fake_comm_open(int rank, int ranks, void **out);
 void fake_comm_close(void *comm);
 
+/* A rank's communicators say that they have failed, meanwhile; -1: nobody's. */
+void fake_nccl_failed(int rank);
+
 /* Of the communicators that the engine made last: did each message find its other end, as long,
  * when each rank's groups of messages come one after the other?  Else `text` says which did not. */
 bool fake_nccl_matched(char *text, size_t size);

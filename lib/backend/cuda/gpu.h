@@ -415,6 +415,8 @@ epo_status gpu_pairs_create(epo_backend *be);
 bool gpu_pairs_find(int *version, const char **why);
 void gpu_pairs_destroy(epo_backend *be, bool broken);
 void gpu_pairs_abort(epo_backend *be);
+/* NCCL says that its communicator has failed on this rank, as `text` tells. */
+bool gpu_pairs_failed(epo_backend *be, char *text, size_t size);
 /* src[i]: where segment i lies contiguously; NULL for this rank's own. */
 epo_status gpu_pairs_exchange(epo_queue *q, const epo_exchange *x, const char *const *src,
                               const epo_deps *deps);

@@ -28,6 +28,7 @@ typedef struct pairs_api {
     ncclResult_t (*init)(ncclComm_t *, int, ncclUniqueId, int, ncclConfig_t *);
     ncclResult_t (*destroy)(ncclComm_t);
     ncclResult_t (*abort)(ncclComm_t);
+    ncclResult_t (*state)(ncclComm_t, ncclResult_t *);
     ncclResult_t (*start)(void);
     ncclResult_t (*end)(void);
     ncclResult_t (*send)(const void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t);
@@ -52,6 +53,7 @@ static void api_load(void) {
     *(void **)&api.init = gpu_library_symbol(lib, "ncclCommInitRankConfig", &api_missing);
     *(void **)&api.destroy = gpu_library_symbol(lib, "ncclCommDestroy", &api_missing);
     *(void **)&api.abort = gpu_library_symbol(lib, "ncclCommAbort", &api_missing);
+    *(void **)&api.state = gpu_library_symbol(lib, "ncclCommGetAsyncError", &api_missing);
     *(void **)&api.start = gpu_library_symbol(lib, "ncclGroupStart", &api_missing);
     *(void **)&api.end = gpu_library_symbol(lib, "ncclGroupEnd", &api_missing);
     *(void **)&api.send = gpu_library_symbol(lib, "ncclSend", &api_missing);
@@ -73,8 +75,9 @@ bool gpu_pairs_find(int *version, const char **why) {
 
 struct gpu_pairs {
     ncclComm_t comm;
-    epo_peers members; /* of the communicator, as ranks of the group */
-    atomic_bool aborted;
+    epo_peers members;    /* of the communicator, as ranks of the group */
+    pthread_mutex_t lock; /* around `aborted`: nobody asks a communicator that is given up */
+    bool aborted;
 };
 
 static epo_status pairs_fail(const epo_backend *be, const char *call, const char *phase,
@@ -323,6 +326,7 @@ epo_status gpu_pairs_create(epo_backend *be) {
         free(pairs);
         return status;
     }
+    pthread_mutex_init(&pairs->lock, NULL);
     pairs->members = members;
     pairs->comm = comm;
     __atomic_store_n(&be->pairs, pairs, __ATOMIC_RELEASE);
@@ -340,7 +344,13 @@ static void comm_destroy(void *comm) { (void)api.destroy(comm); }
  * stands still holds it up.  That is no news of a group that broke, nor is the GPU busy then. */
 void gpu_pairs_abort(epo_backend *be) {
     gpu_pairs *pairs = __atomic_load_n(&be->pairs, __ATOMIC_ACQUIRE);
-    if (pairs != NULL && pairs->comm != NULL && !atomic_exchange(&pairs->aborted, true))
+    if (pairs == NULL)
+        return;
+    pthread_mutex_lock(&pairs->lock);
+    const bool first = !pairs->aborted;
+    pairs->aborted = true;
+    pthread_mutex_unlock(&pairs->lock);
+    if (first)
         (void)gpu_release_within(ABORT_S, be->device, be->rank, "an aborted communicator", false,
                                  comm_abort, pairs->comm);
 }
@@ -350,10 +360,26 @@ void gpu_pairs_destroy(epo_backend *be, bool broken) {
         return;
     if (broken)
         gpu_pairs_abort(be);
-    else if (be->pairs->comm != NULL && !atomic_load(&be->pairs->aborted)) /* by the watchdog */
+    else if (!be->pairs->aborted) /* by the watchdog */
         (void)gpu_release(be, "a communicator", comm_destroy, be->pairs->comm);
+    pthread_mutex_destroy(&be->pairs->lock);
     free(be->pairs);
     be->pairs = NULL;
+}
+
+bool gpu_pairs_failed(epo_backend *be, char *text, size_t size) {
+    gpu_pairs *pairs = __atomic_load_n(&be->pairs, __ATOMIC_ACQUIRE);
+    ncclResult_t r = ncclSuccess;
+    if (pairs == NULL)
+        return false;
+    pthread_mutex_lock(&pairs->lock);
+    if (!pairs->aborted && api.state(pairs->comm, &r) != ncclSuccess)
+        r = ncclSuccess; /* it does not say */
+    pthread_mutex_unlock(&pairs->lock);
+    if (r == ncclSuccess || r == ncclInProgress)
+        return false;
+    snprintf(text, size, "rank %d: NCCL's communicator has failed here: %s", be->rank, api.text(r));
+    return true;
 }
 
 /* The rank's number in the communicator. */
@@ -439,6 +465,13 @@ epo_status gpu_pairs_create(epo_backend *be) {
 }
 
 void gpu_pairs_abort(epo_backend *be) { (void)be; }
+
+bool gpu_pairs_failed(epo_backend *be, char *text, size_t size) {
+    (void)be;
+    (void)text;
+    (void)size;
+    return false;
+}
 
 void gpu_pairs_destroy(epo_backend *be, bool broken) {
     (void)be;

@@ -31,6 +31,7 @@ struct gpu_watch {
     pthread_mutex_t lock;
     pthread_cond_t wake;
     bool stop, poisoned;
+    bool stuck;                            /* a wait is old, and this was the time to look why */
     double looked;                         /* at the peers' lives */
     uint64_t sign[WATCH_RANKS];            /* of the ranks' lives, as seen last, */
     _Atomic int64_t heard_ms[WATCH_RANKS]; /* and since when */
@@ -222,6 +223,7 @@ static epo_status watch_scan(epo_backend *be, char *text, size_t size) {
     }
     watch_tell(be, first);
     watch_listen(be);
+    w->stuck = look && waits;
     if (lost != NULL || (look && waits && gpu_meet_differs(be->meet, text, size)))
         return EPO_E_PEER;
     if (oldest != NULL)
@@ -234,6 +236,18 @@ static void watch_break(epo_backend *be, epo_status status, const char *text) {
     pthread_mutex_unlock(&w->lock);
     gpu_break(be, status, text);
     pthread_mutex_lock(&w->lock);
+}
+
+/* What NCCL knows of its own communicator on this rank the others wait for, too.  Not under the
+ * lock, as events. */
+static epo_status watch_pairs(epo_backend *be, char *text, size_t size) {
+    gpu_watch *w = be->watch;
+    if (!w->stuck)
+        return EPO_OK;
+    pthread_mutex_unlock(&w->lock);
+    const bool failed = gpu_pairs_failed(be, text, size);
+    pthread_mutex_lock(&w->lock);
+    return failed ? EPO_E_SYSTEM : EPO_OK;
 }
 
 static void *watch_main(void *ctx) {
@@ -253,6 +267,8 @@ static void *watch_main(void *ctx) {
             status = gpu_replay_scan(be, text, sizeof text);
         if (status == EPO_OK && !w->poisoned)
             status = gpu_meet_failed(be->meet, text, sizeof text);
+        if (status == EPO_OK && !w->poisoned)
+            status = watch_pairs(be, text, sizeof text);
         if (status != EPO_OK && !w->poisoned)
             watch_break(be, status, text);
     }

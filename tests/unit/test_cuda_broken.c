@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A communicator that fails on one rank, in the middle of a pass, on the CUDA engine over a runtime
+ * in ordinary memory (tests/fake/cuda_runtime.c): nobody waits for the limit, all hear whose it
+ * was.
+ */
+#include "config.h"
+
+#include "backend/cuda/gpu.h"
+#include "configs.h"
+#include "cuda_ranks.h"
+
+#include "../fake/cuda_runtime.h"
+
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { RANKS = 2, E = 4, H = 16, K = 2, T = 4 };
+
+static const epo_engine *engine;
+static pthread_barrier_t together;
+
+typedef struct member {
+    epo_world *world;
+    int rank;
+    bool made, fails;
+    epo_status status;
+    double waited;
+    char text[300];
+} member;
+
+/* Both ranks' rows are on their way and do not come, when rank 1's communicator fails. */
+static void meanwhile(member *m, epo_group *group, epo_layer *layer, epo_plan *plan, float *x) {
+    m->made = m->made && engine->forward(layer, plan, x, x, NULL, NULL) == EPO_OK; /* its memory */
+    pthread_barrier_wait(&together);
+    if (m->rank == 0)
+        fake_cuda_busy(FAKE_ALL);
+    pthread_barrier_wait(&together);
+    if (m->made)
+        m->status = engine->forward(layer, plan, x, x, NULL, NULL);
+    pthread_barrier_wait(&together); /* both have sent theirs */
+    if (m->rank == 1 && m->fails)
+        fake_nccl_failed(1);
+    const double start = gpu_now();
+    while (m->status == EPO_OK && gpu_now() - start < (m->fails ? 30 : 0.5)) {
+        nanosleep(&(struct timespec){0, 10000000}, NULL);
+        m->status = engine->group_async_error(group);
+    }
+    m->waited = gpu_now() - start;
+    snprintf(m->text, sizeof m->text, "%s", m->status != EPO_OK ? engine->error() : "");
+    pthread_barrier_wait(&together);
+    if (m->rank == 0) {
+        fake_nccl_failed(-1);
+        fake_cuda_busy(FAKE_IDLE);
+    }
+    pthread_barrier_wait(&together);
+}
+
+static void *member_main(void *arg) {
+    member *m = arg;
+    epo_engine_group g = cuda_ranks_group(m->world, m->rank, RANKS);
+    float *w = cuda_ranks_room((size_t)E * 2 * H * H * 4);
+    float *x = cuda_ranks_room((size_t)T * H * 4);
+    int64_t experts[T * K];
+    epo_buffer_config b = config_buffer(E, H, K, T);
+    const epo_layer_config l = config_layer(E, H, H, w, w);
+    epo_group *group = NULL;
+    epo_buffer *buffer = NULL;
+    epo_layer *layer = NULL;
+    epo_plan *plan = NULL;
+    cudaSetDevice(m->rank);
+    g.config.timeout_s = 60;
+    g.config.overlap = EPO_ON;
+    g.config.delay_wgrad = EPO_OFF;
+    g.config.dispatcher = EPO_DISPATCH_ALLTOALL;
+    g.config.chunks = 1;
+    for (int i = 0; i < T * K; i++)
+        experts[i] = i % E;
+    const epo_routing r = config_routing(T, K, experts, NULL);
+    m->made = engine->group_create(&g, &group) == EPO_OK &&
+              engine->buffer_create(group, &b, &buffer) == EPO_OK &&
+              engine->layer_create(group, &l, &layer) == EPO_OK &&
+              engine->plan_create(buffer, &r, NULL, &plan) == EPO_OK;
+    meanwhile(m, group, layer, plan, x);
+    engine->plan_release(plan);
+    (void)engine->layer_destroy(layer);
+    (void)engine->buffer_destroy(buffer);
+    (void)engine->group_destroy(group);
+    free(x);
+    free(w);
+    return NULL;
+}
+
+static void play(bool fails) {
+    member m[RANKS];
+    pthread_barrier_init(&together, NULL, RANKS);
+    epo_world *world = cuda_ranks_world(engine, RANKS, false, true);
+    for (int r = 0; r < RANKS; r++)
+        m[r] = (member){.world = world, .rank = r, .fails = fails};
+    cuda_ranks_run(engine, world, RANKS, member_main, m, sizeof *m);
+    pthread_barrier_destroy(&together);
+    for (int r = 0; r < RANKS; r++) {
+        const bool told = m[r].status == EPO_E_SYSTEM &&
+                          strstr(m[r].text, "rank 1: NCCL's communicator has failed here: as told");
+        if (told != fails || m[r].status != (fails ? EPO_E_SYSTEM : EPO_OK))
+            printf("rank %d: %d after %.1f s: %s\n", r, (int)m[r].status, m[r].waited, m[r].text);
+        CU_ASSERT(m[r].made);
+        CU_ASSERT_EQUAL(told, fails);
+        CU_ASSERT_EQUAL(m[r].status, fails ? EPO_E_SYSTEM : EPO_OK);
+        CU_ASSERT(m[r].waited < 30); /* the limit is 60 */
+    }
+    fake_cuda_forget(false);
+}
+
+/* And one that is only slow is waited for. */
+static void a_failed_communicator_is_told(void) {
+    play(false);
+    play(true);
+}
+
+int main(void) {
+    static const CU_TestInfo tests[] = {
+        {"a communicator that fails is told to all", a_failed_communicator_is_told},
+        CU_TEST_INFO_NULL};
+#ifndef HAVE_NCCL
+    return 77;
+#endif
+    fake_cuda_stream_ops(true); /* a forward is issued, and not waited for */
+    engine = epo_engine_entry(EPO_ENGINE_ABI);
+    alarm(100); /* what hangs, ends */
+    return engine != NULL ? unit_run("cuda broken", tests) : 1;
+}
