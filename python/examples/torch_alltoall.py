@@ -20,10 +20,12 @@ import torch.distributed as dist
 
 
 def ranks_of_step():
-    """torch.distributed's variables from srun's, where torchrun did not set them."""
-    for ours, slurms in (("RANK", "SLURM_PROCID"), ("WORLD_SIZE", "SLURM_NTASKS"), ("LOCAL_RANK", "SLURM_LOCALID")):
-        if ours not in os.environ and slurms in os.environ:
-            os.environ[ours] = os.environ[slurms]
+    """torch.distributed's variables from srun's, where torchrun did not set them. A program that a batch script starts
+    itself is none of a step's tasks: it is alone, as on a machine without Slurm."""
+    task = "SLURM_STEP_NUM_TASKS" in os.environ
+    for ours, slurms, alone in (("RANK", "SLURM_PROCID", 0), ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", 1),
+                                ("LOCAL_RANK", "SLURM_LOCALID", 0)):
+        os.environ.setdefault(ours, os.environ[slurms] if task else str(alone))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29511")
 

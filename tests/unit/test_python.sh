@@ -153,4 +153,30 @@ for program in unit/test_python_edges unit/test_deep_ep_pack unit/test_deep_ep_s
         failed=1
     fi
 done
+
+# ---- the examples: alone, also where a batch script starts them without srun ----
+alone() { # PROGRAM ARGUMENT...
+    local program=$1
+    shift
+    PYTHONPATH=$src/python PYTHONDONTWRITEBYTECODE=1 CUDA_VISIBLE_DEVICES='' EP_OVERLAP_LIBRARY=$work/lib/libep_overlap.so.0 \
+        timeout 120 env -u RANK -u WORLD_SIZE -u LOCAL_RANK -u SLURM_STEP_NUM_TASKS MASTER_PORT=$((20000 + $$ % 10000)) \
+        SLURM_JOB_ID=1 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=8 "$python" "$src/python/examples/$program.py" "$@" >"$work/said" 2>&1
+}
+small=(--steps 2 --tokens 64 --hidden 64 --ffn 32 --experts 4)
+if alone torch_moe "${small[@]}" && first=$(grep -o 'lm loss: .*' "$work/said") && alone torch_moe --layer ep_overlap "${small[@]}" &&
+    [ "$(grep -c 'iteration .*lm loss: [0-9.E+-]* |' "$work/said")" = 2 ] &&
+    [ "$(grep -o 'lm loss: [0-9.]\{5\}' "$work/said")" = "$(grep -o 'lm loss: [0-9.]\{5\}' <<<"$first")" ]; then
+    echo "ok: torch_moe alone, both layers: the same losses"
+else
+    tail -n 30 "$work/said"
+    echo "FAILED: torch_moe alone, both layers"
+    failed=1
+fi
+if alone torch_alltoall --sizes 0.1 --loops 2 && grep -q '^every element as its sender sent it' "$work/said"; then
+    echo "ok: torch_alltoall alone"
+else
+    tail -n 30 "$work/said"
+    echo "FAILED: torch_alltoall alone"
+    failed=1
+fi
 exit $failed
