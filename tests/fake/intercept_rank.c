@@ -289,11 +289,17 @@ static void mismatch(ncclComm_t c, cudaStream_t s, uint64_t count) {
     printf("rank %d: of %llu messages %d were NCCL's\n", rank, (unsigned long long)count, passed);
 }
 
-/* Rank 0's CPU comes a few milliseconds after the others now and then. */
-static void late(ncclComm_t c, cudaStream_t s, uint64_t count) {
+static void sleep_ms(void *ms) { usleep(1000 * (useconds_t)(uintptr_t)ms); }
+
+/* Rank 0's CPU comes `ms` after the others now and then; all have `busy` ms of work before each. */
+static void late(ncclComm_t c, cudaStream_t s, uint64_t count, unsigned ms, unsigned busy) {
+    int (*host)(cudaStream_t, void (*)(void *), void *);
+    *(void **)&host = dlsym(RTLD_DEFAULT, "cuLaunchHostFunc");
     for (uint64_t call = 0; call < count; call++) {
         if (rank == 0 && call % 3 == 2)
-            usleep(30000);
+            usleep(1000 * ms);
+        if (busy > 0)
+            MUST(host(s, sleep_ms, (void *)(uintptr_t)busy));
         exchange(c, s, call);
     }
 }
@@ -580,7 +586,9 @@ int main(int argc, char **argv) {
     else if (strcmp(what, "mismatch") == 0)
         mismatch(c, s, count);
     else if (strcmp(what, "late") == 0)
-        late(c, s, count);
+        late(c, s, count, 30, 0);
+    else if (strcmp(what, "busy") == 0)
+        late(c, s, count, 5, 60);
     else if (strcmp(what, "streams") == 0)
         two_streams(c, s, count);
     else if (strcmp(what, "renew") == 0)

@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -244,15 +245,15 @@ static void stall(unsigned *seed) {
 }
 
 static bool one_message(end *e, uint32_t n) {
-    const double until = agree_now() + 20e-6;
+    const agree_limit limit = {.until = agree_now() + 20e-6};
     agree_offer offer = {.id = n, .offset = 3 * (uint64_t)n, .bytes = 7 * (uint64_t)n};
     if (rand_r(&e->seed) % 4 == 0) {
         agree_refuse(e->pair, n, e->sends ? 3 : 5);
         return false;
     }
     if (!e->sends)
-        return agree_give(e->pair, n, &offer) && agree_taken(e->pair, n, until);
-    if (!agree_get(e->pair, n, until, &offer))
+        return agree_give(e->pair, n, &offer) && agree_taken(e->pair, n, &limit);
+    if (!agree_get(e->pair, n, &limit, &offer))
         return false;
     stall(&e->seed);
     if (rand_r(&e->seed) % 8 == 0)
@@ -294,6 +295,48 @@ static void test_messages(void) {
     CU_ASSERT_TRUE(agreed > 100 && agreed < MESSAGES);
 }
 
+typedef struct work { /* what stands before an exchange on its stream */
+    agree_pair *pair;
+    int left;  /* questions that find it there */
+    int offer; /* at this question the peer comes; -1: it does not */
+} work;
+
+static bool work_left(void *argument) {
+    work *w = argument;
+    const agree_offer late = {.id = 1};
+    if (w->left == w->offer)
+        (void)agree_give(w->pair, 1, &late);
+    return w->left-- > 0;
+}
+
+static bool waits(work w, double seconds, double *took) {
+    static agree_pair pair;
+    agree_offer offer;
+    memset(&pair, 0, sizeof pair);
+    w.pair = &pair;
+    const double now = agree_now();
+    const agree_limit limit = {now + seconds, now, work_left, &w};
+    const bool got = agree_get(&pair, 1, &limit, &offer) && agree_take(&pair, 1);
+    *took = agree_now() - now;
+    CU_ASSERT_EQUAL(got, w.offer >= 0 && w.left < w.offer);
+    if (!got) { /* who comes now is refused */
+        const agree_offer late = {.id = 1};
+        CU_ASSERT_FALSE(agree_give(&pair, 1, &late));
+    }
+    return got;
+}
+
+/* A peer is waited for while there is work before the exchange, and not beyond the limit. */
+static void test_busy(void) {
+    double took;
+    CU_ASSERT_FALSE(waits((work){.left = 3, .offer = -1}, 1e3, &took));
+    CU_ASSERT_TRUE(took < 1e2);
+    CU_ASSERT_FALSE(waits((work){.left = 0, .offer = -1}, 1e3, &took));
+    CU_ASSERT_TRUE(waits((work){.left = 30, .offer = 10}, 1e3, &took));
+    CU_ASSERT_FALSE(waits((work){.left = INT_MAX, .offer = -1}, 5e-3, &took));
+    CU_ASSERT_TRUE(took >= 5e-3);
+}
+
 /* Halves with each that is late and comes back, and never leaves its bounds. */
 static void test_patience(void) {
     double now = 10e-3;
@@ -323,6 +366,7 @@ int main(void) {
         {"a room in use", test_in_use},
         {"no room", test_no_room},
         {"both ends of a message say the same", test_messages},
+        {"a peer is waited for while there is work", test_busy},
         {"patience", test_patience},
         CU_TEST_INFO_NULL,
     };

@@ -266,10 +266,23 @@ static void look_again(unsigned turn) {
         sched_yield();
 }
 
-bool agree_get(agree_pair *p, uint32_t number, double until, agree_offer *offer) {
+static bool is_over(const agree_limit *limit) {
+    const struct timespec nap = {0, 20000};
+    const double now = agree_now();
+    if (now > limit->until)
+        return true;
+    if (limit->busy == NULL || now <= limit->idle)
+        return false;
+    if (!limit->busy(limit->of))
+        return true;
+    (void)nanosleep(&nap, NULL);
+    return false;
+}
+
+bool agree_get(agree_pair *p, uint32_t number, const agree_limit *limit, agree_offer *offer) {
     unsigned state;
     for (unsigned turn = 0; (state = message_state(p, number)) == 0; turn++) {
-        if (turn % 64 == 63 && agree_now() > until) {
+        if (turn % 64 == 63 && is_over(limit)) {
             state = message_set(p, number, 0, AGREE_REFUSED);
             break;
         }
@@ -289,10 +302,10 @@ bool agree_take(agree_pair *p, uint32_t number) {
     return true;
 }
 
-bool agree_taken(agree_pair *p, uint32_t number, double until) {
+bool agree_taken(agree_pair *p, uint32_t number, const agree_limit *limit) {
     unsigned state;
     for (unsigned turn = 0; (state = message_state(p, number)) == AGREE_OFFERED; turn++) {
-        if (turn % 64 == 63 && agree_now() > until) {
+        if (turn % 64 == 63 && is_over(limit)) {
             state = message_set(p, number, AGREE_OFFERED, AGREE_REFUSED);
             break;
         }

@@ -94,14 +94,22 @@ bool agree_verdict(agree *a, int i, double limit_s);
 bool agree_whole(agree *a, int ranks, double limit_s);
 /* ---- one message ---- */
 
+/* How long an end waits for the other: to `until`; from `idle` on only while `busy(of)`, which is
+ * asked some times a millisecond, says so.  busy NULL: to `until`. */
+typedef struct agree_limit {
+    double until, idle;
+    bool (*busy)(void *of);
+    void *of;
+} agree_limit;
+
 /* The receiver's offer of message `number`; false: it is refused already. */
 bool agree_give(agree_pair *p, uint32_t number, const agree_offer *offer);
-/* The sender: waits until `until` for an offer.  False: refused, by either. */
-bool agree_get(agree_pair *p, uint32_t number, double until, agree_offer *offer);
+/* The sender: waits for an offer.  False: refused, by either. */
+bool agree_get(agree_pair *p, uint32_t number, const agree_limit *limit, agree_offer *offer);
 /* The sender's word.  True: both have agreed. */
 bool agree_take(agree_pair *p, uint32_t number);
-/* The receiver: waits for it, and refuses at `until`.  True: both have agreed. */
-bool agree_taken(agree_pair *p, uint32_t number, double until);
+/* The receiver: waits for it, and refuses at the limit.  True: both have agreed. */
+bool agree_taken(agree_pair *p, uint32_t number, const agree_limit *limit);
 /* Either, from the start; why: below 64, for the other end. */
 void agree_refuse(agree_pair *p, uint32_t number, unsigned why);
 /* Why either refused, 0: nobody did, so it was too late. */

@@ -158,7 +158,7 @@ static void offer_all(job *j) {
     }
 }
 
-static void take_all(job *j, double until) {
+static void take_all(job *j, const agree_limit *limit) {
     for (int i = 0; i < j->ch->count; i++) {
         way *w = &j->way[i];
         if (!w->sends)
@@ -166,7 +166,7 @@ static void take_all(job *j, double until) {
         agree_pair *p = channel_out(j->ch, i);
         message *m = &j->messages[w->send];
         w->sends = false;
-        if (agree_get(p, m->number, until, &w->offer)) {
+        if (agree_get(p, m->number, limit, &w->offer)) {
             fallback why = FALLBACK_UNREACHED;
             w->to = reach_open(j->ch, i, &w->offer, &why);
             if (w->to == 0)
@@ -178,14 +178,14 @@ static void take_all(job *j, double until) {
     }
 }
 
-static void hear_all(job *j, double until) {
+static void hear_all(job *j, const agree_limit *limit) {
     for (int i = 0; i < j->ch->count; i++) {
         way *w = &j->way[i];
         agree_pair *p = channel_in(j->ch, i);
         if (!w->offered)
             continue;
         message *m = &j->messages[w->recv];
-        w->receives = agree_taken(p, m->number, until);
+        w->receives = agree_taken(p, m->number, limit);
         if (!w->receives)
             m->why = why_refused(p, m->number);
         if ((w->mine.id & PIECES_ID) != 0 &&
@@ -256,6 +256,19 @@ static bool is_late(const job *j, double since) {
     return refused && agree_now() - since >= j->ch->patience;
 }
 
+/* Something stands before the exchange on its stream: while it runs, to wait costs the GPU nothing.
+ */
+static bool has_work(void *of) {
+    const job *j = of;
+    return !atomic_load(&j->ch->aborted) && j->ch->cu->stream_query(j->stream) == CU_NOT_READY;
+}
+
+static agree_limit limit_from(job *j, double now, double patience) {
+    const channel *ch = j->ch;
+    const double idle = patience < ch->idle_s ? patience : ch->idle_s;
+    return (agree_limit){now + patience, now + idle, ch->idle_s < ch->wait_s ? has_work : NULL, j};
+}
+
 /* Marks what is ours; the others are NCCL's.  True: something is. */
 static bool agree_all(job *j) {
     channel *ch = j->ch;
@@ -267,8 +280,11 @@ static bool agree_all(job *j) {
     }
     offer_all(j);
     const double now = agree_now();
-    take_all(j, now + ch->patience);
-    hear_all(j, now + 2 * ch->patience); /* (the sender may have to open something) */
+    const agree_limit take = limit_from(j, now, ch->patience);
+    agree_limit hear = limit_from(j, now, 2 * ch->patience);
+    hear.idle += ch->idle_s; /* (the sender may have to open something) */
+    take_all(j, &take);
+    hear_all(j, &hear);
     if (is_tried(j))
         ch->patience = agree_patience(ch->patience, ch->wait_s, is_late(j, now));
     for (int i = 0; i < ch->count; i++) {

@@ -14,7 +14,8 @@
 #include "core/names.h"
 
 #define LEAST_DEFAULT (UINT64_C(4) << 20) /* below, NCCL's kernel is there first */
-#define WAIT_DEFAULT_US 1000
+#define WAIT_IDLE_US 1000
+#define WAIT_BUSY_US 20000
 #define AGREE_LIMIT_S 10.0
 
 ncclResult_t channel_fail(const channel *ch, const char *call, cu_result r) {
@@ -111,7 +112,9 @@ static fallback settle(channel *ch) {
     ch->least = ch->most_least = card.least = mode_bytes(EPO_ENV_INTERPOSE_LEAST, LEAST_DEFAULT);
     card.whole = mode_bytes(EPO_ENV_INTERPOSE_ALLTOALL, 1) != 0;
     ch->wants_whole = card.whole;
-    ch->wait_s = ch->patience = 1e-6 * (double)mode_bytes(EPO_ENV_INTERPOSE_WAIT, WAIT_DEFAULT_US);
+    ch->idle_s = 1e-6 * (double)mode_bytes(EPO_ENV_INTERPOSE_WAIT, WAIT_IDLE_US);
+    ch->wait_s = 1e-6 * (double)mode_bytes(EPO_ENV_INTERPOSE_WAIT, WAIT_BUSY_US);
+    ch->patience = ch->wait_s;
     const fallback why = ch->count < 2 ? FALLBACK_NO_PEER : prepare(ch);
     card.usable = why == FALLBACK_NONE;
     agree_show(&ch->agree, &card);

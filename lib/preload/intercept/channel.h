@@ -97,7 +97,7 @@ struct channel {
     bool releasing;
     pthread_t releaser;
     double tidied, given_back;
-    double wait_s, patience; /* wait_s: at most; patience: now */
+    double wait_s, idle_s, patience; /* at most; at most with an idle stream; now */
     struct {
         cu_module module;
         cu_function kernel; /* NULL: the driver's copies */

@@ -98,6 +98,7 @@ typedef struct cu_access {
     X(event_query, "cuEventQuery", (cu_event))                                                     \
     X(event_record, "cuEventRecord", (cu_event, cu_stream))                                        \
     X(capturing, "cuStreamIsCapturing", (cu_stream, int *))                                        \
+    X(stream_query, "cuStreamQuery", (cu_stream))                                                  \
     X(capture_mode, "cuThreadExchangeStreamCaptureMode", (int *))
 
 /* Memory that is mapped in pieces: NULL where there is none. */
