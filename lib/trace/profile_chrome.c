@@ -273,6 +273,14 @@ static epo_status prepare(chrome *c, const char *path, const epo_profile_options
     return epo_profile_create(options, EPO_PROFILE_CHROME, &c->profile);
 }
 
+/* Our recorder writes a file that says why it has none. */
+static epo_status without_events(const chrome *c) {
+    const epo_profile_facts facts = epo_profile_tell(c->profile);
+    if (facts.line[0] != '\0')
+        return epo_fail(EPO_E_ARG, "%s: holds no trace: %s", c->path, facts.line);
+    return epo_fail(EPO_E_ARG, "%s: JSON without trace events", c->path);
+}
+
 epo_status epo_profile_read_chrome(const char *path, const epo_profile_options *options,
                                    epo_profile **out) {
     chrome *c = calloc(1, sizeof *c);
@@ -288,7 +296,7 @@ epo_status epo_profile_read_chrome(const char *path, const epo_profile_options *
     if (status == EPO_OK)
         status = read_all(c, fd, block, options);
     if (status == EPO_OK && c->events == 0)
-        status = epo_fail(EPO_E_ARG, "%s: JSON without trace events", c->path);
+        status = without_events(c);
     if (status == EPO_OK)
         status = epo_profile_finish(c->profile);
     if (status == EPO_OK)

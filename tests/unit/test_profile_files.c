@@ -321,6 +321,10 @@ static void cut_traces_name_the_byte(void) {
     check_refused("byte 10");
     write_file("[]", 2);
     check_refused("without trace events");
+    static const char reason[] = "{\"ep_overlap\": {\"line\": \"communication was not recorded: no "
+                                 "libcupti\"}, \"traceEvents\": []}";
+    write_file(reason, sizeof reason - 1);
+    check_refused("holds no trace: communication was not recorded: no libcupti");
     write_file("{}{}", 4);
     check_refused("trailing garbage");
 }

@@ -223,5 +223,7 @@ if [ -x "$top/ep-overlap" ]; then
     check "ep-overlap profile reads it" share
     quoted() { "$top/ep-overlap" profile "$work/seconds/ep-overlap-trace-0.json" | grep -q '^  recorded: exposed communication .* steps of rank 0)$'; }
     check "it says how it was recorded" quoted
+    reason() { "$top/ep-overlap" profile "$work/early/ep-overlap-trace-0.json" 2>&1 | grep -q 'holds no trace: communication was not recorded: the program ended before its window'; }
+    check "it says why nothing was" reason
 fi
 exit $failed
