@@ -13,6 +13,61 @@
 #include "measure/rng.h"
 #include "measure/rows.h"
 #include "measure/spread.h"
+#include "measure/trial.h"
+
+/* ---- trials: these stand before the library's --------------------------------- */
+
+static struct {
+    int forwards, backwards, flushes;
+    bool saves;
+    epo_status forward, backward;
+} called;
+
+epo_status epo_forward(epo_layer *layer, epo_plan *plan, const void *x, void *y, epo_saved **saved,
+                       epo_stream stream) {
+    CU_ASSERT(layer == NULL && plan == NULL && x == y && stream == NULL);
+    called.forwards++;
+    called.saves = saved != NULL;
+    if (saved != NULL)
+        *saved = (epo_saved *)&called;
+    return called.forward;
+}
+epo_status epo_backward(epo_layer *layer, epo_saved *saved, const void *dy, void *dx,
+                        float *dweights, epo_stream stream) {
+    CU_ASSERT(layer == NULL && stream == NULL && dy == dx && dweights != NULL);
+    CU_ASSERT(saved == (epo_saved *)&called);
+    called.backwards++;
+    return called.backward;
+}
+epo_status epo_group_wgrad_flush(epo_group *group, epo_stream stream) {
+    CU_ASSERT(group == NULL && stream == NULL);
+    called.flushes++;
+    return EPO_OK;
+}
+
+/* A GPU's with a backward; what fails ends it. */
+static void trials(void) {
+    float rows[4], dweights[1];
+    const measure_pass pass = {.x = rows, .y = rows, .dy = rows, .dx = rows, .dweights = dweights};
+    static const struct {
+        bool gpu;
+        epo_status forward, backward;
+        int backwards, flushes;
+    } cases[] = {{false, EPO_OK, EPO_OK, 0, 0},
+                 {true, EPO_OK, EPO_OK, 1, 1},
+                 {true, EPO_E_PEER, EPO_OK, 0, 0},
+                 {true, EPO_OK, EPO_E_TIMEOUT, 1, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        measure_device d = {.gpu = cases[i].gpu};
+        memset(&called, 0, sizeof called);
+        called.forward = cases[i].forward;
+        called.backward = cases[i].backward;
+        CU_ASSERT_EQUAL(measure_trial(&d, &pass),
+                        cases[i].forward != EPO_OK ? cases[i].forward : cases[i].backward);
+        CU_ASSERT(called.forwards == 1 && called.saves == cases[i].gpu);
+        CU_ASSERT(called.backwards == cases[i].backwards && called.flushes == cases[i].flushes);
+    }
+}
 
 static void rows_against_counting(void) {
     for (uint64_t seed = 0; seed < 200; seed++) {
@@ -202,6 +257,8 @@ static void engine_of_a_step(void) {
 
 int main(void) {
     const CU_TestInfo tests[] = {
+        {"a trial's passes", trials},
+
         {"least rows: against counting", rows_against_counting},
         {"least time of a dispatch", least_time},
         {"recordings: unions, best of each kind", recordings},

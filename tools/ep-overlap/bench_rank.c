@@ -13,6 +13,7 @@
 #include "core/size.h"
 #include "measure/narrow.h"
 #include "measure/rng.h"
+#include "measure/trial.h"
 
 #define BLOCK ((uint64_t)1 << 20) /* random numbers that are made; the rest repeats them */
 #define SEED 20251129u
@@ -150,18 +151,9 @@ static epo_status open_objects(bench_rank *b, int a) {
     return status == EPO_OK ? bench_passed(epo_layer_create(s->group, &lc, &s->layer)) : status;
 }
 
-/* On GPUs a backward, too: it counts, and has a question of its own. */
 static epo_status trial(bench_rank *b, const bench_side *s) {
-    const bool back = b->device.gpu;
-    epo_saved *saved = NULL;
-    epo_status status = bench_passed(
-        epo_forward(s->layer, s->plan, b->x, b->y, back ? &saved : NULL, b->device.stream));
-    if (status == EPO_OK && back)
-        status = bench_passed(
-            epo_backward(s->layer, saved, b->dy, b->dx, b->dweights, b->device.stream));
-    if (status == EPO_OK && back)
-        status = bench_passed(epo_group_wgrad_flush(s->group, b->device.stream));
-    return status;
+    const measure_pass p = {s->group, s->layer, s->plan, b->x, b->dy, b->y, b->dx, b->dweights};
+    return measure_trial(&b->device, &p);
 }
 
 static epo_status make_plan(bench_rank *b, int a) {

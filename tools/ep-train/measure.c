@@ -45,7 +45,7 @@ static epo_status settle_chunks(arm *a, train *t) {
     for (int i = 0; i < trials && status == EPO_OK; i++) {
         status = moe_block_route(a->block[0], t->block[0]->tokens, s->chosen, s->weights);
         if (status == EPO_OK)
-            status = moe_block_time_forward(a->block[0], s->norm2, t->model->dn);
+            status = moe_block_trial(a->block[0], s->norm2, t->model->dn, s->dweights);
         if (status == EPO_OK)
             status = moe_world_sync(a->world);
     }

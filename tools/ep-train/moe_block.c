@@ -24,6 +24,7 @@
 #include "measure/gather.h"
 #include "measure/narrow.h"
 #include "measure/rng.h"
+#include "measure/trial.h"
 
 /* The library's error line becomes this program's. */
 static epo_status passed(epo_status status) {
@@ -426,6 +427,18 @@ epo_status moe_block_time_backward(moe_block *block, const real *dy, real *dx, r
     return passed(epo_backward(block->layer, saved, in, out,
                                at->dweights != NULL ? at->dweights : dweights,
                                block->world->device.stream));
+}
+
+epo_status moe_block_trial(moe_block *block, const real *rows, real *out, real *dweights) {
+    moe_world *world = block->world;
+    moe_staging *at = &world->staging;
+    const void *in = at->in != NULL ? at->in : (const void *)rows;
+    void *to = at->out != NULL ? at->out : (void *)out;
+    const measure_pass pass = {
+        world->group, block->layer, block->plan, in,
+        in,           to,           to,          at->dweights != NULL ? at->dweights : dweights,
+    };
+    return measure_trial(&world->device, &pass);
 }
 
 epo_status moe_block_forward(moe_block *block, const real *x, real *y) {

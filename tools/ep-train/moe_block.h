@@ -118,5 +118,7 @@ epo_status moe_block_backward(moe_block *block, const real *dy, real *dx, real *
  * the last call where the engine has them elsewhere.  May return before the end. */
 epo_status moe_block_time_forward(moe_block *block, const real *x, real *y);
 epo_status moe_block_time_backward(moe_block *block, const real *dy, real *dx, real *dweights);
+/* As measure_trial, with the same rows there and back. */
+epo_status moe_block_trial(moe_block *block, const real *rows, real *out, real *dweights);
 
 #endif
