@@ -133,6 +133,22 @@ static void inherited(ncclComm_t c, cudaStream_t s, uint64_t count) {
     pthread_join(thread, NULL);
 }
 
+/* Children end the communicator that they have of their parent, as a process group's destructor
+ * does where one exits; the parent's goes on. */
+static void heirs(ncclComm_t c, cudaStream_t s, uint64_t count) {
+    for (uint64_t call = 0; call < count; call++) {
+        exchange(c, s, 2 * call);
+        const pid_t child = fork();
+        if (child == 0) {
+            const ncclResult_t r = call % 2 == 0 ? ncclCommAbort(c) : ncclCommDestroy(c);
+            usleep(5000);
+            exit(r == ncclSuccess);
+        }
+        exchange(c, s, 2 * call + 1);
+        must_end(child);
+    }
+}
+
 /* Rank 0 dies of a wrong address: behind an exchange, or `held`, when its stream never comes to
  * one, and the other ends its waits for it. */
 static void crash(ncclComm_t c, cudaStream_t s, bool held) {

@@ -571,6 +571,8 @@ int main(int argc, char **argv) {
     exhaust();
     if (strcmp(what, "random") == 0)
         random_calls(c, s, count);
+    else if (strcmp(what, "heirs") == 0)
+        heirs(c, s, count);
     else if (strcmp(what, "inherited") == 0)
         inherited(c, s, count);
     else if (strcmp(what, "default") == 0)

@@ -32,6 +32,7 @@ struct ncclComm {
     char name[ROOM];
     int rank, ranks, children;
     hall *hall;
+    pid_t maker; /* a child of a fork has nothing to give back */
     long sent[RANKS], received[RANKS];
     atomic_int aborted;
     int member[RANKS];
@@ -122,6 +123,7 @@ static ncclResult_t join(ncclComm_t *out, const char *name, int ranks, int rank)
     snprintf(c->name, sizeof c->name, "%s", name);
     c->rank = rank;
     c->ranks = ranks;
+    c->maker = getpid();
     c->hall = hall_open(name);
     if (c->hall == NULL) {
         free(c);
@@ -247,6 +249,8 @@ ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *out,
 }
 
 static ncclResult_t end(ncclComm_t c) {
+    if (c->maker != getpid())
+        return ncclUnhandledCudaError;
     if (atomic_fetch_sub(&c->hall->arrived, 1) == 1)
         unlink(c->name);
     munmap(c->hall, sizeof *c->hall);

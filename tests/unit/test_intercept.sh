@@ -197,6 +197,7 @@ check "graphs captured at different calls" arrives 3 graph 12 "${least[@]}"
 check "splits" arrives 3 split 8 "${least[@]}"
 check "forks" ends_well 2 fork 6 "${least[@]}"
 check "data loaders' workers, and children that come and go" arrives 2 loaders 40 "${least[@]}"
+check "children that end their parent's communicator" arrives 2 heirs 30 "${two[@]}"
 check "communicators that come and go leave nothing" arrives 2 cycles 24 "${least[@]}"
 no_rooms() { # none that stays: other tests have some while they make communicators
     local try

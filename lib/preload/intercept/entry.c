@@ -198,6 +198,7 @@ static making make_begin(const real_nccl *real, thread_state *t, int rank, int r
     m.comm = comm_create(real, rank, ranks, key);
     if (m.comm == NULL)
         return m;
+    mode_off_in_children();
     m.comm->blocking = blocking;
     if (mode_now() != MODE_ACCELERATE)
         m.comm->why = FALLBACK_MODE;
@@ -274,6 +275,7 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *devices) {
     thread_state *t = watched();
     if (t == NULL || t->depth > 0)
         return real->CommInitAll(comms, count, devices);
+    mode_off_in_children();
     t->inside++;
     const ncclResult_t r = real->CommInitAll(comms, count, devices);
     t->inside--;

@@ -36,6 +36,9 @@ int real_count(void);
 typedef enum intercept_mode { MODE_OFF, MODE_OBSERVE, MODE_ACCELERATE } intercept_mode;
 
 intercept_mode mode_now(void);
+/* Communicators are their process's: from the first on, a child of a fork is off.  It shares their
+ * rooms, where the end of its copy would release its parent's waits. */
+void mode_off_in_children(void);
 const char *mode_name(intercept_mode mode);
 /* Where the figures go: NULL nowhere, "" standard error, else a folder. */
 const char *mode_record(void);

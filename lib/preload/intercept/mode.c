@@ -16,7 +16,9 @@ static struct {
     pthread_once_t once;
     intercept_mode mode;
     const char *record;
-} context = {PTHREAD_ONCE_INIT, MODE_OFF, NULL};
+    pthread_once_t watched;
+    atomic_bool inherited;
+} context = {PTHREAD_ONCE_INIT, MODE_OFF, NULL, PTHREAD_ONCE_INIT, false};
 
 static const char *const names[] = {EPO_INTERPOSE_OFF, EPO_INTERPOSE_OBSERVE,
                                     EPO_INTERPOSE_ACCELERATE};
@@ -39,8 +41,12 @@ static void read_environment(void) {
 
 intercept_mode mode_now(void) {
     pthread_once(&context.once, read_environment);
-    return context.mode;
+    return atomic_load_explicit(&context.inherited, memory_order_relaxed) ? MODE_OFF : context.mode;
 }
+
+static void in_child(void) { atomic_store(&context.inherited, true); }
+static void watch_forks(void) { (void)pthread_atfork(NULL, NULL, in_child); }
+void mode_off_in_children(void) { pthread_once(&context.watched, watch_forks); }
 
 const char *mode_record(void) {
     pthread_once(&context.once, read_environment);
