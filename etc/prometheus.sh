@@ -22,8 +22,9 @@ new=$(mktemp "$output.XXXXXX") # in the same folder, not ending in .prom: never 
 trap 'rm -f "$new"' EXIT
 awk '
     BEGIN { split("on off refused", words, " ") }
-    !/ep-overlap: step [0-9]+\.[0-9]+: / { next }
-    { sub(/.*ep-overlap: step /, ""); step = $1; sub(/^[0-9.]+: /, "") }
+    # the first in a line: what follows it may be the words of a user
+    !match($0, /ep-overlap: step [0-9]+\.[0-9]+: /) { next }
+    { $0 = substr($0, RSTART + length("ep-overlap: step ")); step = $1; sub(/^[0-9.]+: /, "") }
     /^refused: / { steps["refused"]++; next }
     /^on, / {
         steps["on"]++

@@ -31,13 +31,14 @@ any_lua() {
 [2026-11-29T18:12:21.049] [5.0] error: ep-overlap: step 5.0: was refused by a task: ARG-OVERLAP: found nothing
 [2026-11-29T18:12:21.050] [6.0] error: ep-overlap: step 6.0: was off instead of on, and does not count as on: no GPU
 [2026-11-29T18:12:21.051] [7.0] ep-overlap: step 7.0: off instead of on (the library cannot be preloaded: gone)
+[2026-11-29T18:12:21.052] [8.0] error: ep-overlap: step 8.0: refused: found "ep-overlap: step 2.0: was refused by a task: x", allowed off, on
 END
     (umask 077 && run "$top/etc/prometheus.sh" log out.prom)
     [ "$(stat -c %a out.prom)" = 644 ]
     run cat out.prom
     has 'ep_overlap_steps_total{decision="on"} 3'
     has 'ep_overlap_steps_total{decision="off"} 4'
-    has 'ep_overlap_steps_total{decision="refused"} 2'
+    has 'ep_overlap_steps_total{decision="refused"} 3' # and no step that an earlier line tells of
     has 'ep_overlap_steps_on_total{dispatcher="alltoall"} 0'
     has 'ep_overlap_requests_not_served_total 2'
     has 'ep_overlap_steps_on_total{dispatcher="flex"} 2'
