@@ -8,6 +8,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 static epo_status read_version(const struct reader *reader, const config_setting_t *setting,
                                void *field) {
@@ -33,6 +34,12 @@ static epo_status read_nodes(const struct reader *reader, const config_setting_t
         status = config_fail(reader, setting,
                              "\"%s\" is no list of nodes; allowed are names, commas and ranges as "
                              "in \"gpu[001-128,200],login1\"",
+                             *(char **)field);
+    /* slurm.conf's word for all nodes; here it would be the name of none */
+    if (status == EPO_OK && strcasecmp(*(char **)field, "ALL") == 0)
+        status = config_fail(reader, setting,
+                             "\"%s\" is a name like others here; a rule without node is for all "
+                             "nodes, and a class names its own",
                              *(char **)field);
     return status;
 }

@@ -137,6 +137,8 @@ static void every_mistake_has_its_line(void) {
          "f:2: unknown key \"host\""},
         {"version = 1;\npolicy = ( { action = \"deny\"; match = { node = \"n[\"; }; } );",
          "f:2: \"n[\" is no list of nodes"},
+        {"version = 1;\npolicy = ( { action = \"deny\"; match = { node = \"ALL\"; }; } );",
+         "f:2: \"ALL\" is a name like others here; a rule without node is for all nodes"},
         {"version = 1;\nnode_classes = ( { class = \"a\"; overlap = \"on\"; } );",
          "f:2: a node class is told by nodes or by gres"},
         {"version = 1;\nnode_classes = ( { class = \"a\"; nodes = \"n1\"; } );",
