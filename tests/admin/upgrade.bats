@@ -43,7 +43,7 @@ setup_versions() {
 cat >$work/job <<END
 #!/bin/sh
 #SBATCH -N2 -n4 --ep-overlap=on --delay-wgrad
-srun ep-train --steps 100 --no-measure
+srun ep-train --steps 40 --no-measure
 echo "first \$?"
 srun ep-train --steps 2 --no-measure
 echo "second \$?"
@@ -61,7 +61,7 @@ as_package $EPO_CLUSTER_DIR/libexec/probe $EPO_CLUSTER_DIR/libexec/probe
 go_on
 cat $work/out'
     has_not 'too late'
-    has 'iteration      100/'
+    has 'iteration       40/'
     times 1 '^first 0$'
     times 1 '^second 0$'
     has "ep-overlap $other" # the second step ran on the new library
@@ -74,7 +74,7 @@ cat $work/out'
 cat >$work/job <<END
 #!/bin/sh
 #SBATCH -n2 --ep-overlap=on
-srun ep-train --steps 80 --no-measure
+srun ep-train --steps 40 --no-measure
 echo "first \$?"
 srun env | grep -c -e EP_OVERLAP_DECISION -e LD_PRELOAD
 END
