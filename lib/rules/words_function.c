@@ -350,6 +350,8 @@ void epo_split_scopes_word(epo_splitter *s, bool starts) {
         snprintf(name, sizeof name, "%.*s", length < sizeof name ? (int)length : 0, s->buffer);
         if (name[0] != '\0')
             epo_split_note(s, name, true);
+        if (s->buffer[length] == '\0') /* hides what it held */
+            epo_split_forget(s, s->buffer, s->buffer + length);
     }
     follow_source(s, starts);
     bool calls = !s->open && (starts || scopes->mentions) && note_call(s, !starts);

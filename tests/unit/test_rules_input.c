@@ -181,6 +181,7 @@ static void functions_are_read_where_they_are_called(void) {
     check_words("function f {\nA=2 # }\n}\nA=1; f; go $A", "/A=1/f/A=2/go|2");
     check_words("f () # c\n{ local A=2; B=$A; }; A=1; f; go $A $B",
                 "/A=1/f/local|A=2/B=2/go|$A?|2");
+    check_words("f() { local A; B=$A; }; A=1; f; go $B", "/A=1/f/local|A/B=$A?/go|$A?");
     check_words("function f() (\nA=2\n)\nA=1; f; go $A", "/A=1/f/A=2/go|1");
     check_words("f() { A=2; }; A=1; f | b; f &\ngo $A", "/A=1/f/A=2/b/f/A=2/go|1");
     check_words("f() { A=2; }; A=1; [ t ] && f\ngo $A", "/A=1/[|t|]/f/A=2/go|$A?");
