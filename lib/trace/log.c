@@ -132,7 +132,51 @@ static void fill_in(epo_iteration *into, const epo_iteration *from) {
     into->no_loss = into->no_loss && from->no_loss;
 }
 
-/* The same number again is another rank's print; a smaller one is a restart. */
+/* "3: ", "[rank3]:" or "[3]" in front tells one rank's lines from another's; a date does not. */
+static uint32_t rank_of(const char *line) {
+    uint32_t hash = 2166136261u;
+    const char *at = skip_blanks(line), *digits;
+    char close = *at == '[' ? ']' : ':';
+    at += *at == '[';
+    const char *start = at;
+    while (isalpha((unsigned char)*at))
+        at++;
+    for (digits = at; isdigit((unsigned char)*at);)
+        at++;
+    if (at == digits || *at != close || isdigit((unsigned char)at[1]))
+        return 0;
+    for (; start < at; start++)
+        hash = (hash ^ (unsigned char)*start) * 16777619u;
+    return hash;
+}
+
+/* The iteration `number`, NULL if there is none. */
+static epo_iteration *find_number(epo_log *log, int64_t number) {
+    size_t low = 0, high = log->count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (log->iteration[middle].number < number)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < log->count && log->iteration[low].number == number ? &log->iteration[low] : NULL;
+}
+
+/* A run goes on from its checkpoint: what is read from here on counts, and what it ended with
+ * before is overcome. */
+static epo_status restart(epo_log *log, const epo_iteration *it) {
+    epo_iteration first = *it;
+    first.restarts = true;
+    log->restarts++;
+    log->failure_line = 0;
+    while (log->count > 0 && log->iteration[log->count - 1].number >= it->number)
+        log->count--;
+    return append(log, &first);
+}
+
+/* The same number again is another rank's print, so is a smaller one of another rank; else that
+ * is a restart. */
 static epo_status add(epo_log *log, const epo_iteration *it) {
     epo_iteration *last = log->count > 0 ? &log->iteration[log->count - 1] : NULL;
     if (last != NULL && it->number == last->number) {
@@ -140,12 +184,14 @@ static epo_status add(epo_log *log, const epo_iteration *it) {
         log->duplicates++;
         return EPO_OK;
     }
-    if (last != NULL && it->number < last->number) {
-        log->restarts++;
-        while (log->count > 0 && log->iteration[log->count - 1].number >= it->number)
-            log->count--;
-    }
-    return append(log, it);
+    if (last == NULL || it->number > last->number)
+        return append(log, it);
+    epo_iteration *known = find_number(log, it->number);
+    if (known == NULL || known->rank == it->rank || known->rank == 0 || it->rank == 0)
+        return restart(log, it);
+    fill_in(known, it);
+    log->duplicates++;
+    return EPO_OK;
 }
 
 static void guess_kind(epo_log *log, const char *line) {
@@ -165,6 +211,7 @@ static epo_status feed_iteration(epo_log *log, const char *line, uint64_t number
     if (behind == NULL)
         return EPO_OK;
     epo_iteration it = no_iteration(n, number);
+    it.rank = rank_of(line);
     /* fields may stand before the iteration too: blank it out by reading both sides */
     size_t known = take_fields(behind, &it, log);
     const char *word = strstr(line, "iteration");
@@ -190,6 +237,7 @@ static epo_status feed_iteration(epo_log *log, const char *line, uint64_t number
 
 static epo_status feed_titan(epo_log *log, const char *line, uint64_t number) {
     epo_iteration it = no_iteration(0, number);
+    it.rank = rank_of(line);
     if (!epo_log_titan(line, &it, log))
         return EPO_OK;
     if (log->kind == EPO_LOG_UNKNOWN)

@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define EPO_LOG_ITERATIONS_MAX 4000000 /* of one log: 350 MB */
+#define EPO_LOG_ITERATIONS_MAX 4000000 /* of one log: 400 MB */
 
 typedef struct epo_iteration {
     int64_t number;
@@ -28,7 +28,9 @@ typedef struct epo_iteration {
     double loss, grad_norm;
     double batch; /* global batch size */
     double skipped, nans;
-    bool no_loss; /* the line has none */
+    uint32_t rank; /* of its prefix, "3: " or "[rank3]:"; 0: none */
+    bool no_loss;  /* the line has none */
+    bool restarts; /* the first one behind a restart: it starts up, and its time counts not */
 } epo_iteration;
 
 typedef enum epo_log_kind {

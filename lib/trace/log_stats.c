@@ -54,7 +54,7 @@ static epo_summary summarise_field(const epo_log *log, epo_window w, size_t offs
     for (size_t i = 0; i < log->count; i++) {
         double value;
         memcpy(&value, (const char *)&log->iteration[i] + offset, sizeof value);
-        if (inside(&w, log->iteration[i].number) && isfinite(value))
+        if (inside(&w, log->iteration[i].number) && isfinite(value) && !log->iteration[i].restarts)
             room[count++] = value;
     }
     return summarise(room, count);
@@ -67,6 +67,7 @@ static void count_iterations(const epo_log *log, epo_window_stats *s) {
         if (!inside(&s->window, it->number))
             continue;
         s->iterations++;
+        s->restarts += it->restarts;
         s->skipped += isnan(it->skipped) ? 0 : it->skipped;
         s->nans += isnan(it->nans) ? 0 : it->nans;
         s->lossless += log->has_loss && isnan(it->loss);

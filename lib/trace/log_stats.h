@@ -23,6 +23,7 @@ typedef struct epo_window_stats {
     epo_summary time_ms, tflops, tokens;
     size_t iterations;    /* lines inside the window */
     double skipped, nans; /* sums inside the window */
+    size_t restarts;      /* behind which an iteration starts up: its time counts not */
     size_t lossless;      /* lines with a NaN loss, in a log that has losses */
     bool has_warmup;      /* an iteration of the first tenth, and much slower */
     bool has_save, has_evaluation, has_profiler;

@@ -224,3 +224,26 @@ END
         [ "$status" -eq 2 ] || { echo "$args: $status"; false; }
     done
 }
+
+@test "logs of one name are called by their paths; a name given twice is refused" {
+    mkdir base on
+    { common False False && run_log 8 9000 900 100; } >base/train.log
+    { common True False && run_log 8 9000 700 120; } >on/train.log
+    run "$tool" report base/train.log on/train.log
+    [ "$status" -eq 0 ]
+    [[ $output == *"base/train.log (baseline): base/train.log"*"on/train.log: nothing against it"* ]]
+    run "$tool" report a=base/train.log a=on/train.log
+    [ "$status" -eq 2 ]
+    [[ $output == *"two logs are called a"* ]]
+}
+
+@test "a run that starts again: the crash is overcome, its start-up does not count" {
+    { common False False && run_log 8 9000 900 100 && echo "torch.OutOfMemoryError: CUDA out of memory." &&
+        line 5 8 9000 100 4.5E+00 && line 6 8 900 100 4.4E+00 && line 7 8 900 100 4.3E+00 && line 8 8 900 100 4.2E+00; } >again.log
+    run "$tool" report again.log --window 3-8
+    [ "$status" -eq 0 ]
+    [[ $output == *"mean 0.9000 s"*"first iteration behind each restart: 1"*"8 of 8 iterations, restarted in between"* ]]
+    run --separate-stderr "$tool" report --json again.log
+    is_json
+    [[ $output == *'"restarts": 1'* ]]
+}

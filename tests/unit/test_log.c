@@ -203,6 +203,38 @@ static void repeats_and_restarts(void) {
     CU_ASSERT(log->duplicates == 1 && log->restarts == 1);
     CU_ASSERT(same(log->iteration[0].time_ms, 10) && same(log->iteration[0].loss, 1));
     CU_ASSERT(same(log->iteration[1].time_ms, 21) && same(log->iteration[2].time_ms, 31));
+    /* the first one behind a restart starts up */
+    epo_window_stats stats;
+    CU_ASSERT_EQUAL(epo_log_stats(log, (epo_window){1, 3}, &stats), EPO_OK);
+    CU_ASSERT(stats.restarts == 1 && stats.iterations == 3 && stats.time_ms.count == 2);
+    CU_ASSERT(same(stats.time_ms.most, 31));
+    epo_log_destroy(log);
+}
+
+/* Ranks that print late are no restart; the crash before one is overcome, the one behind is not. */
+static void ranks_and_restarts_are_told_apart(void) {
+    static const char *const ranks[] = {
+        "[rank0]: iteration 1/ 3 | elapsed time per iteration (ms): 10 |",
+        "[rank0]: iteration 2/ 3 | elapsed time per iteration (ms): 20 |",
+        "[rank1]: iteration 1/ 3 | elapsed time per iteration (ms): 11 | lm loss: 1.0 |",
+        "[rank1]: iteration 2/ 3 | elapsed time per iteration (ms): 21 | lm loss: 0.9 |",
+        "[rank0]: iteration 3/ 3 | elapsed time per iteration (ms): 30 |",
+        NULL};
+    epo_log *log = read_lines(ranks);
+    CU_ASSERT_EQUAL_FATAL(log->count, 3);
+    CU_ASSERT(log->restarts == 0 && log->duplicates == 2);
+    CU_ASSERT(same(log->iteration[0].time_ms, 10) && same(log->iteration[0].loss, 1));
+    epo_log_destroy(log);
+    static const char *const dates[] = {
+        "03:04:05 [2026-01-02 03:04:05] iteration 1/ 3 | elapsed time per iteration (ms): 10 |",
+        "03:04:06 [2026-01-02 03:04:06] iteration 2/ 3 | elapsed time per iteration (ms): 20 |",
+        "torch.OutOfMemoryError: CUDA out of memory.",
+        "04:04:05 [2026-01-02 04:04:05] iteration 1/ 3 | elapsed time per iteration (ms): 90 |",
+        "04:04:05 [2026-01-02 04:04:06] iteration 2/ 3 | elapsed time per iteration (ms): 20 |",
+        "CUDA error: an illegal memory access",
+        NULL};
+    log = read_lines(dates);
+    CU_ASSERT(log->count == 2 && log->restarts == 1 && log->failure_line == 6);
     epo_log_destroy(log);
 }
 
@@ -482,6 +514,7 @@ int main(void) {
         {"units of memory are told apart", memory_units_are_told_apart},
         {"a missing loss is NaN", a_missing_loss_is_nan},
         {"repeats and restarts", repeats_and_restarts},
+        {"ranks and restarts are told apart", ranks_and_restarts_are_told_apart},
         {"other lines are no iterations", other_lines_are_no_iterations},
         {"failures are seen", failures_are_seen},
         {"order, absence and prefix do not matter", order_absence_and_prefix_do_not_matter},

@@ -136,6 +136,10 @@ static int run(report *r, int count, char **path) {
         if (status != EPO_OK)
             return epo_tool_fail("report", status);
     }
+    const char *twice = report_arms_tell_apart(r);
+    if (twice != NULL)
+        return epo_tool_usage("report", "two logs are called %s: name them apart (a=LOG b=LOG)",
+                              twice);
     report_compare_settings(r);
     if (r->forbidden > 0) {
         report_print_refusal(r);

@@ -31,6 +31,7 @@ typedef struct report_finding {
 
 typedef struct report_arm {
     char name[64];
+    bool is_named; /* by NAME=LOG */
     const char *path;
     epo_log *log;
     epo_facts *printed; /* settings as printed, by their own names */
@@ -79,6 +80,9 @@ typedef struct report {
 epo_status report_arm_load(report_arm *arm, const char *text, const report_options *options);
 void report_arm_free(report_arm *arm);
 
+/* Logs of one name in several folders are called by their paths; NULL, or a name that was given
+ * twice. */
+const char *report_arms_tell_apart(report *r);
 /* Fills differences from the settings that both logs print. */
 void report_compare_settings(report *r);
 /* Figures against the baseline, findings, verdicts. */

@@ -50,6 +50,7 @@ static void split_arm(report_arm *arm, char *copy, epo_window *window) {
         *equals = '\0';
         snprintf(arm->name, sizeof arm->name, "%.60s", epo_tool_shown(copy));
         arm->path = equals + 1;
+        arm->is_named = true;
     } else {
         name_from_path(arm);
     }
@@ -239,6 +240,34 @@ static void compare_batches(report *r, const report_arm *base, const report_arm 
     snprintf(text[0], sizeof text[0], "%.0f", a);
     snprintf(text[1], sizeof text[1], "%.0f", b);
     note(r, arm, "global batch size (iteration lines)", text[0], text[1]);
+}
+
+static report_arm *same_name(report *r, size_t arm) {
+    for (size_t i = 0; i < arm; i++)
+        if (strcmp(r->arm[i].name, r->arm[arm].name) == 0)
+            return &r->arm[i];
+    return NULL;
+}
+
+/* The path, or as much of its end as there is room for. */
+static void name_by_path(report_arm *arm) {
+    size_t length = strlen(arm->path), room = sizeof arm->name - 1;
+    if (!arm->is_named)
+        snprintf(arm->name, sizeof arm->name, "%s",
+                 arm->path + (length > room ? length - room : 0));
+}
+
+const char *report_arms_tell_apart(report *r) {
+    for (size_t i = 1; i < r->arms; i++) {
+        report_arm *other = same_name(r, i);
+        if (other != NULL && r->arm[i].is_named && other->is_named)
+            return other->name;
+        if (other != NULL) {
+            name_by_path(&r->arm[i]);
+            name_by_path(other);
+        }
+    }
+    return NULL;
 }
 
 void report_compare_settings(report *r) {

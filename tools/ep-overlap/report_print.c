@@ -33,13 +33,15 @@ static void print_arm(const report *r, size_t index) {
     if (arm->stats.tokens.count > 0)
         printf("  %-14s %.1f tokens/s per GPU\n", "tokens", arm->stats.tokens.mean);
     printf("  %-14s allocated %s, reserved %s\n", "peak memory", allocated, reserved);
+    if (arm->stats.restarts > 0)
+        printf("  %-14s the first iteration behind each restart: %zu\n", "not counted",
+               arm->stats.restarts);
     if (arm->stats.skipped > 0 || arm->stats.nans > 0 || arm->stats.lossless > 0)
         printf("  %-14s %.0f skipped, %.0f NaN iterations, %zu NaN losses\n", "not counted",
                arm->stats.skipped, arm->stats.nans, arm->stats.lossless);
-    if (arm->log->restarts > 0 || arm->log->cut_lines > 0)
-        printf("  %-14s %llu restarts, %llu lines cut at %d bytes\n", "log",
-               (unsigned long long)arm->log->restarts, (unsigned long long)arm->log->cut_lines,
-               EPO_LINE_MAX);
+    if (arm->log->cut_lines > 0)
+        printf("  %-14s lines cut at %d bytes: %llu\n", "log", EPO_LINE_MAX,
+               (unsigned long long)arm->log->cut_lines);
 }
 
 static void print_table(const report *r) {
@@ -162,6 +164,7 @@ static void json_arm(epo_json *json, const report_arm *arm, bool is_baseline) {
     json_summary(json, "tokens_per_second_per_gpu", &s->tokens, 1);
     epo_json_number(json, "peak_allocated_bytes", arm->log->peak_allocated);
     epo_json_number(json, "peak_reserved_bytes", arm->log->peak_reserved);
+    epo_json_integer(json, "restarts", (int64_t)arm->log->restarts);
     epo_json_number(json, "skipped_iterations", s->skipped);
     epo_json_number(json, "nan_iterations", s->nans);
     epo_json_integer(json, "nan_losses", (int64_t)s->lossless);
