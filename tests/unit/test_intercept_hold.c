@@ -289,10 +289,10 @@ static void *agree_always(void *argument) {
     for (uint32_t n = 1; !atomic_load(&p->stop); n++) {
         agree_offer theirs;
         const bool offered = agree_give(p->in, n, &mine);
-        if (agree_get(p->out, n, &(agree_limit){agree_now() + 0.01}, &theirs))
+        if (agree_get(p->out, n, &(agree_limit){.until = agree_now() + 0.01}, &theirs))
             (void)agree_take(p->out, n);
         if (offered)
-            (void)agree_taken(p->in, n, &(agree_limit){agree_now() + 0.01});
+            (void)agree_taken(p->in, n, &(agree_limit){.until = agree_now() + 0.01});
     }
     return NULL;
 }
