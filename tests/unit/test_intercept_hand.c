@@ -239,9 +239,9 @@ static void a_stranger_has_the_name(void) {
         const int end = setuid(65534) == 0 ? hand_open(name) : -1;
         close(gone[1]);
         const bool told = end >= 0 && write(ready[1], name, sizeof name) == sizeof name;
-        const bool ended = read(gone[0], name, 1) == 0;
-        const int came = accept(end, NULL, NULL);
-        _exit(!told || !ended || (came >= 0 && recv(came, &got, sizeof got, MSG_DONTWAIT) > 0));
+        const bool waited = read(gone[0], name, 1) == 0;
+        const int guest = accept(end, NULL, NULL);
+        _exit(!told || !waited || (guest >= 0 && recv(guest, &got, sizeof got, MSG_DONTWAIT) > 0));
     }
     CU_ASSERT_TRUE(read(ready[0], name, sizeof name) == sizeof name);
     CU_ASSERT_EQUAL(hand_give(name, &s, ready), FALLBACK_UNTAKEN);
