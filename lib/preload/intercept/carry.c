@@ -256,8 +256,7 @@ static bool is_late(const job *j, double since) {
     return refused && agree_now() - since >= j->ch->patience;
 }
 
-/* Something stands before the exchange on its stream: while it runs, to wait costs the GPU nothing.
- */
+/* The stream has work before the exchange: to wait meanwhile costs the GPU nothing. */
 static bool has_work(void *of) {
     const job *j = of;
     return !atomic_load(&j->ch->aborted) && j->ch->cu->stream_query(j->stream) == CU_NOT_READY;
