@@ -202,7 +202,10 @@ typedef struct epo_group_info {
 
 /* A place where `ranks` threads of one process meet; for tests and sanitizers.
  * Destroy it after the last group made with it.  It belongs to one engine: AUTO's,
- * or the one named. */
+ * or the one named.  On GPUs, CUDA loads a kernel at its first launch under a lock of the
+ * process, waiting for the GPU, which may wait for rows that another thread cannot send for
+ * that lock: kernels of the caller's own (an expert function's, say) are to be launched once
+ * before the first pass.  The engine sees to its own and its libraries'. */
 EPO_API epo_status epo_world_create(int ranks, epo_world **out);
 EPO_API epo_status epo_world_create_on(epo_engine_kind engine, int ranks, epo_world **out);
 EPO_API void epo_world_destroy(epo_world *world);

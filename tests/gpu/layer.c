@@ -182,7 +182,10 @@ static bool run_threads(job *j) {
         each[r].rank = r;
         each[r].want = j->want != NULL ? &j->want[r] : NULL;
     }
+    where_watch watch;
+    where_watch_begin(&watch, j->c.ranks, &j->b->rank[0].step, sizeof j->b->rank[0] / sizeof(int));
     test_threads(j->c.ranks, rank_main, each, sizeof *each);
+    where_watch_end(&watch);
     j->engine->world_destroy(j->world);
     j->world = NULL;
     return true;

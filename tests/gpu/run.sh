@@ -12,7 +12,7 @@
 #   sm80     100 s   the same with what is compiled for sm_80 (PTX, which the driver takes
 #                    here too; another build), portable kernels       1 GPU or more
 #   flex      20 s   flex's kernels against maps of the CPU and fp64 1 GPU or more
-#   threads   25 s   layers, ranks as threads, all arms bit for bit    1 GPU or more
+#   threads   28 s   layers, ranks as threads, all arms bit for bit    1 GPU or more
 #   budgets   15 s   the same on all SMs, on 100 and on 32             1 GPU or more
 #   near      20 s   the same for flex, own rows expanded beside the others' way however
 #                    few they are, and rows that go home one by one  1 GPU or more
@@ -430,6 +430,8 @@ phase_run() { # PHASE
                 printf 'flex\ttimes\tFAIL\t%s\n' "$(tail -1 "$out/flex_time.log")" >>"$out/cases.tsv"
             ;;
         threads)
+            # A library's kernel loaded while the GPU waits: rows of odd lengths, first of all (performance-log, 2.7).
+            run threads-cold 60 "$build/layer" threads 2 8 0x67fb8c272297dcf6 3 from=7
             run threads2 90 "$build/layer" threads 2 "$cases" ${seed:+"$seed"}
             run threads4 90 "$build/layer" threads 4 "$((cases / 2))" ${seed:+"$seed"}
             [ "$gpus" -lt 8 ] || run threads8 90 "$build/layer" threads 8 "$((cases / 2))" ${seed:+"$seed"}

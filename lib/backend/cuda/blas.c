@@ -111,13 +111,18 @@ static epo_status lane_open(gpu_blas *b, epo_queue *q, blas_lane *lane, bool own
 }
 
 static epo_status blas_open(epo_queue *q) {
+    static const char handle[] = "a handle";
     epo_backend *be = q->be;
-    gpu_blas *b = calloc(1, sizeof *b);
+    epo_status status = gpu_library_first(q, handle, sizeof handle, "cuBLAS");
+    gpu_blas *b = status == EPO_OK ? calloc(1, sizeof *b) : NULL;
+    if (status != EPO_OK)
+        return status;
     if (b == NULL)
         return epo_fail(EPO_E_NOMEM, "rank %d: no memory for cuBLAS's handles", be->rank);
     b->be = be;
     b->lanes = be->shared_device ? 1 : 1 + GPU_SIDE;
-    epo_status status = be->gemm_way == GPU_GEMM_CUBLAS ? EPO_OK : gpu_lt_open(be, &b->lt);
+    if (be->gemm_way != GPU_GEMM_CUBLAS)
+        status = gpu_lt_open(be, &b->lt);
     cudaError_t e = cudaEventCreateWithFlags(&b->fork, cudaEventDisableTiming);
     if (status == EPO_OK && e != cudaSuccess)
         status = gpu_fail(be, "cudaEventCreateWithFlags", "cuBLAS", e);
@@ -203,11 +208,24 @@ static blas_product expert_product(const epo_gemm *g, int e, uint64_t row, int r
     return p;
 }
 
-static epo_status expert_run(gpu_blas *b, blas_lane *lane, const blas_product *p,
+/* cuBLAS chooses by itself, whatever it looks at. */
+static epo_status product_first(epo_queue *q, const blas_product *p, const char *phase) {
+    const struct {
+        blas_kind kind;
+        int32_t m, n, k;
+    } kernel = {blas_kind_of(p), p->m, p->n, p->k};
+    return gpu_library_first(q, &kernel, sizeof kernel, phase);
+}
+
+static epo_status expert_run(epo_queue *q, blas_lane *lane, const blas_product *p,
                              const char *phase) {
     const float one = 1.0F, old = p->add ? 1.0F : 0.0F;
+    const gpu_blas *b = q->blas;
     if (b->lt != NULL)
-        return gpu_lt_run(b->lt, lane->stream, lane->workspace, p, phase);
+        return gpu_lt_run(b->lt, q, lane->stream, lane->workspace, p, phase);
+    epo_status status = product_first(q, p, phase);
+    if (status != EPO_OK)
+        return status;
     BLAS_TRY(b->be, phase, "cublasGemmEx",
              api.gemm(lane->handle, p->op_a, p->op_b, p->m, p->n, p->k, &one, p->a, p->type, p->lda,
                       p->b, p->type, p->ldb, &old, p->c, p->c_type, p->ldc, CUBLAS_COMPUTE_32F,
@@ -248,7 +266,7 @@ epo_status gpu_blas_gemm(epo_queue *q, const epo_gemm *g, const uint64_t *first,
         if (count[e] == 0)
             continue;
         const blas_product p = expert_product(g, e, first[e], (int)count[e]);
-        status = expert_run(q->blas, &q->blas->lane[lane], &p, phase);
+        status = expert_run(q, &q->blas->lane[lane], &p, phase);
         lane = (lane + 1) % q->blas->lanes;
     }
     return status == EPO_OK ? blas_join(q, phase) : status;

@@ -246,6 +246,10 @@ void *gpu_library_symbol(void *library, const char *name, const char **missing);
 
 /* ---- load.c ---- */
 epo_status gpu_kernels_load(epo_backend *be);
+/* Before a library launches a kernel that the device may not have yet, where ranks are threads:
+ * the first time with these bytes, which tell it from others, everything issued so far is waited
+ * for. */
+epo_status gpu_library_first(epo_queue *q, const void *kernel, size_t bytes, const char *phase);
 
 /* ---- meet.c: the ranks on the host side ---- */
 epo_status gpu_world_create(int ranks, epo_world **out);

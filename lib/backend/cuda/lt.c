@@ -130,7 +130,6 @@ static int32_t rows_rounded(int rows) {
 }
 
 static lt_shape shape_of(const blas_product *p, bool rounded) {
-    const uintptr_t all = (uintptr_t)p->a | (uintptr_t)p->b | (uintptr_t)p->c | 16;
     return (lt_shape){.op_a = (int32_t)p->op_a,
                       .op_b = (int32_t)p->op_b,
                       .m = p->m,
@@ -138,8 +137,7 @@ static lt_shape shape_of(const blas_product *p, bool rounded) {
                       .k = rounded && p->rows_k ? rows_rounded(p->k) : p->k,
                       .type = (int32_t)p->type,
                       .c_type = (int32_t)p->c_type,
-                      /* the largest power of two up to 16 that divides all addresses */
-                      .aligned = (int32_t)(all & (0 - all))};
+                      .aligned = blas_aligned(p)};
 }
 
 struct gpu_lt {
@@ -303,13 +301,25 @@ static cublasStatus_t choice_run(const gpu_lt *lt, lt_choice *c, const blas_prod
                       c->c, &c->algo, workspace, BLAS_WORKSPACE, stream);
 }
 
-epo_status gpu_lt_run(gpu_lt *lt, cudaStream_t stream, void *workspace, const blas_product *p,
-                      const char *phase) {
+/* Its algorithm and the rest together are its kernel. */
+static epo_status choice_first(epo_queue *q, const lt_choice *c, const blas_product *p,
+                               const char *phase) {
+    const struct {
+        blas_kind kind;
+        cublasLtMatmulAlgo_t algo;
+    } kernel = {blas_kind_of(p), c->algo};
+    return gpu_library_first(q, &kernel, sizeof kernel, phase);
+}
+
+epo_status gpu_lt_run(gpu_lt *lt, epo_queue *q, cudaStream_t stream, void *workspace,
+                      const blas_product *p, const char *phase) {
     cublasStatus_t s = CUBLAS_STATUS_NOT_SUPPORTED;
     /* What serves the rounded size may not serve the size itself. */
     for (int i = 0; i < 2 && s == CUBLAS_STATUS_NOT_SUPPORTED; i++) {
         lt_choice *c = NULL;
         epo_status status = choice_find(lt, p, i == 0, phase, &c);
+        if (status == EPO_OK)
+            status = choice_first(q, c, p, phase);
         if (status != EPO_OK)
             return status;
         s = choice_run(lt, c, p, workspace, stream);
