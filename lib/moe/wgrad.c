@@ -213,11 +213,20 @@ static bool is_done(epo_group *group, moe_wgrad *w) {
     return __atomic_load_n(&w->done, __ATOMIC_ACQUIRE) != 0;
 }
 
+/* Of its layer.  One that was not done when it was asked, and whose successor is when that is
+ * asked, ended in between: a layer's entries go in their order all the same. */
+static bool is_oldest(const epo_group *group, const moe_wgrad *w) {
+    const moe_wgrad *oldest = group->wgrads.head;
+    while (oldest->layer != w->layer)
+        oldest = oldest->next;
+    return oldest == w;
+}
+
 /* The first entry that is done, and its predecessor. */
 static moe_wgrad *find_done(epo_group *group, moe_wgrad **before) {
     *before = NULL;
     for (moe_wgrad *w = group->wgrads.head; w != NULL; *before = w, w = w->next)
-        if (is_done(group, w))
+        if (is_oldest(group, w) && is_done(group, w))
             return w;
     return NULL;
 }
@@ -242,6 +251,8 @@ void moe_wgrad_retire(epo_group *group, bool hidden) {
         epo_layer *layer = w->layer;
         uint64_t microbatch = w->microbatch;
         bool told = w->told;
+        if (hidden && group->delay_wgrad) /* what ended since it was counted */
+            group->stats.wgrad_hidden += (uint64_t)(w->gemms - w->counted);
         unlink_entry(group, before, w);
         moe_wgrad_free(w);
         if (layer->config.wgrad_ready != NULL && !told)

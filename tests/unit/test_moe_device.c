@@ -344,6 +344,31 @@ static void graphs_hold_what_plain_calls_do(void) {
                                             : &by_place));
 }
 
+/* An entry of a layer may be through just behind the question that found it was not. */
+static void gradients_are_told_in_the_order_of_their_calls(void) {
+    const moe_device can = {.copies = true, .hesitates = true};
+    for (int i = 0; i < 8; i++) {
+        moe_case c = {.seed = (uint64_t)(800 + i),
+                      .ranks = 1 + i / 2 % 2,
+                      .experts = 4,
+                      .hidden = 8,
+                      .ffn = 8,
+                      .top_k = 2,
+                      .batches = 2 + i % 2,
+                      .max_tokens = 9,
+                      .type = EPO_F32,
+                      .style = CASE_UNIFORM};
+        const moe_how how = {.dispatcher = (epo_dispatcher)(i / 4), .overlap = 1, .delay = 1};
+        moe_result out;
+        moe_case_fill(&c);
+        moe_device_be(&can);
+        CU_ASSERT_EQUAL(moe_run(&c, &how, &out), 0);
+        moe_result_free(&out);
+        moe_case_free(&c);
+    }
+    moe_device_be(&plain);
+}
+
 /* Whoever compares no calls hears of a layer that differs with the next plan. */
 static void other_layers_rank(moe_rank *c) {
     const epo_engine *e = c->engine;
@@ -545,6 +570,8 @@ int main(void) {
         {"a graph has its own memory", a_graph_has_its_own_memory},
         {"graphs are refused in words", graphs_are_refused_in_words},
         {"a wrong routing is told to all", a_wrong_routing_is_told_to_all},
+        {"gradients are told in the order of their calls",
+         gradients_are_told_in_the_order_of_their_calls},
         {"layers that differ are told with the next plan",
          other_layers_are_told_with_the_next_plan},
         CU_TEST_INFO_NULL,
