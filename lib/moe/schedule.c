@@ -256,7 +256,7 @@ static epo_status check_schedule(const epo_group *group, const epo_schedule *s) 
     return EPO_OK;
 }
 
-/* The backward takes each saved pass over, also those it did not come to. */
+/* The backward takes each saved pass over, also those it did not come to, or was refused for. */
 static void drop_rest(const epo_schedule *s) {
     for (int i = 0; s->backward != NULL && i < s->layers; i++) {
         moe_saved_release(s->backward[i].saved);
@@ -274,9 +274,12 @@ epo_status moe_schedule_run(epo_group *group, const epo_schedule *given, epo_str
         r.status = check_schedule(group, &s);
     if (r.status == EPO_OK)
         r.status = moe_group_ok(group);
-    if (r.status != EPO_OK) /* peers may be in it */
-        return moe_group_turn(group, s.backward != NULL ? EPO_TURN_BACKWARD : EPO_TURN_FORWARD,
-                              NULL, r.status);
+    if (r.status != EPO_OK) { /* peers may be in it */
+        r.status = moe_group_turn(group, s.backward != NULL ? EPO_TURN_BACKWARD : EPO_TURN_FORWARD,
+                                  NULL, r.status);
+        drop_rest(&s);
+        return r.status;
+    }
     for (int i = 0; i < s.layers && r.status == EPO_OK; i++)
         issue_step(&r, i);
     if (r.status != EPO_OK)

@@ -296,6 +296,12 @@ static void side_by_side_has_the_same_bits(void) {
 
 /* ---- errors -------------------------------------------------------------------- */
 
+/* A run that had the micro-batch's backward has taken over what its forward saved. */
+static void expect_taken(const model *m, int mb) {
+    for (int l = 0; l < L; l++)
+        EXPECT(m->rank, m->step[mb][l].saved == NULL);
+}
+
 static void failing_rank(moe_rank *c) {
     setting *s = c->arg;
     model *m = open_model(c);
@@ -308,6 +314,10 @@ static void failing_rank(moe_rank *c) {
                   (c->rank != s->fail_rank && status == EPO_E_NOMEM) ||
                   (apart && status == EPO_OK));
     EXPECT(c, c->rank != s->fail_rank || strstr(c->engine->error(), "node ") != NULL);
+    if (status != EPO_OK) { /* a group that is broken takes them over, too */
+        EXPECT(c, run_pair(m, M, 0) != EPO_OK);
+        expect_taken(m, 0);
+    }
     /* Nothing is left that would keep the objects. */
     for (int b = 0; b < M; b++)
         for (int l = 0; l < L; l++)
@@ -344,8 +354,11 @@ static void refused_rank(moe_rank *c) {
     EXPECT(c, c->engine->schedule_run(m->group, &s, NULL) == EPO_E_ARG ||
                   strstr(c->engine->error(), "epo_schedule") != NULL);
     EXPECT(c, run_pair(m, 0, -1) == EPO_OK); /* the group lives on */
-    for (int l = 0; l < L; l++)
-        c->engine->saved_release(m->step[0][l].saved);
+    s = (epo_schedule)EPO_SCHEDULE_INIT;
+    s.layers = L;
+    s.backward = m->step[0];
+    EXPECT(c, c->engine->schedule_run(m->group, &s, NULL) == EPO_E_ARG); /* no node */
+    expect_taken(m, 0);                                                  /* whatever the status */
     free(close_model(m, SOUND));
 }
 
