@@ -148,6 +148,13 @@ static uint64_t capacity_rows(const epo_buffer *b) {
     return up * (uint64_t)b->local;
 }
 
+/* Slots are numbered in an int32 whatever a capacity leaves of them: this rank's, of flex what
+ * comes of all ranks. */
+static bool slots_fit(const epo_buffer *b) {
+    const uint64_t ranks = b->dispatcher == EPO_DISPATCH_FLEX ? (uint64_t)b->group->ranks : 1;
+    return (uint64_t)b->max_tokens * (uint64_t)b->top_k <= INT32_MAX / ranks;
+}
+
 /* The most expert-major rows that can arrive; 0: more than an int32 can number. */
 static uint64_t worst_rows(const epo_buffer *b) {
     uint64_t rows, up, align = (uint64_t)b->align, bounded = capacity_rows(b);
@@ -302,7 +309,7 @@ static epo_status configure(const epo_group *g, const epo_buffer_config *given, 
         b->experts, b->peers.count,
         b->dispatcher == EPO_DISPATCH_FLEX && moe_plan_on_device(b) ? b->chunks : 0);
     uint64_t worst = worst_rows(b);
-    if (worst == 0 && moe_capacity_of(b, c.max_tokens, c.top_k) != 0)
+    if (!slots_fit(b) || (worst == 0 && moe_capacity_of(b, c.max_tokens, c.top_k) != 0))
         return epo_fail(EPO_E_ARG,
                         "buffer: %d tokens x %d slots x %d ranks%s are more rows than %d; lower "
                         "max_tokens%s",

@@ -74,6 +74,17 @@ static void arguments_rank(moe_rank *c) {
     b = buffer_config();
     b.max_tokens = INT32_MAX;
     REFUSED(c, e->buffer_bytes(group, &b, &bytes), EPO_E_ARG, "lower max_tokens");
+    b.capacity = 1; /* few rows, but their slots are numbered all the same */
+    REFUSED(c, e->buffer_bytes(group, &b, &bytes), EPO_E_ARG, "lower max_tokens");
+    b.pad_to_capacity = 1;
+    REFUSED(c, e->buffer_bytes(group, &b, &bytes), EPO_E_ARG, "lower max_tokens");
+    b.dispatcher = EPO_DISPATCH_ALLTOALL; /* of which a rank numbers its own slots alone */
+    REFUSED(c, e->buffer_bytes(group, &b, &bytes), EPO_E_ARG, "lower max_tokens");
+    b.max_tokens = INT32_MAX / K;
+    EXPECT(c, e->buffer_bytes(group, &b, &bytes) == EPO_OK);
+    b.dispatcher = EPO_DISPATCH_FLEX;
+    REFUSED(c, e->buffer_bytes(group, &b, &bytes), EPO_E_ARG, "lower max_tokens");
+    bytes = 0;
     b = buffer_config();
     b.type = (epo_dtype)9;
     REFUSED(c, e->buffer_bytes(group, &b, &bytes), EPO_E_ARG, "type: found 9");
