@@ -223,12 +223,16 @@ static epo_backend_config backend_config(const epo_group_config *c) {
     };
 }
 
-/* Without memory for a group there is still the way to tell the others. */
+/* Without a group, for want of memory or by a wrong argument, there is still the way to tell the
+ * others, where the arguments lead to them. */
 static epo_status refuse(const epo_group_config *c, epo_status wrong) {
     epo_backend_config config = backend_config(c);
     epo_backend *none = NULL;
+    char text[EPO_ERROR_MAX];
+    snprintf(text, sizeof text, "%s", epo_fail_text());
     config.wrong = wrong;
-    return epo_backend_get()->open(&config, &none);
+    (void)epo_backend_get()->open(&config, &none);
+    return epo_fail(wrong, "%s", text);
 }
 
 static epo_status open_backend(epo_group *g, const epo_group_config *c) {
@@ -364,10 +368,13 @@ epo_status moe_group_create(const epo_engine_group *given, epo_group **out) {
                                        "engine has %zu; install matching parts",
                                        given->size, sizeof *given)
                             : moe_input(&c, sizeof c, &given->config, sizeof c, "epo_group_config");
-    if (status == EPO_OK)
+    const bool known = status == EPO_OK; /* who the others are */
+    if (known)
         status = check_config(&c);
     if (c.bootstrap != NULL)
         status = tell_arguments(&c, status);
+    else if (known && status != EPO_OK)
+        status = refuse(&c, status);
     if (status != EPO_OK)
         return status;
     epo_group *g = calloc(1, sizeof *g);

@@ -3,6 +3,7 @@
  * Groups: several in one step, in any order of ranks, and made by a caller's
  * bootstrap, whose ranks all hear of one rank's wrong argument.
  */
+#include "moe/moe.h"
 #include "moe_ranks.h"
 #include "unit.h"
 
@@ -140,6 +141,32 @@ static void refused_tp(moe_rank *c) {
 }
 
 static void tp_divides_the_ranks(void) { CU_ASSERT_EQUAL(moe_ranks(3, 5.0, refused_tp, NULL), 0); }
+
+/* One rank's argument, where the ranks find each other without a bootstrap: nobody waits for the
+ * limit. */
+static void refused_chunks(moe_rank *c) {
+    epo_engine_group g = {sizeof g, EPO_GROUP_CONFIG_INIT, "a test"};
+    epo_group *group = NULL;
+    g.config.engine = EPO_ENGINE_HOST;
+    g.config.rank = c->rank;
+    g.config.ranks = c->ranks;
+    g.config.threads = c->world;
+    g.config.overlap = EPO_OFF;
+    g.config.delay_wgrad = EPO_OFF;
+    g.config.dispatcher = EPO_DISPATCH_ALLTOALL;
+    g.config.timeout_s = 60;
+    g.config.chunks = c->rank == 1 ? -1 : 1;
+    const double start = moe_stats_now();
+    const epo_status status = c->engine->group_create(&g, &group);
+    EXPECT(c, moe_stats_now() - start < 30);
+    EXPECT(c, status == EPO_E_ARG && group == NULL);
+    EXPECT(c, strstr(c->engine->error(), "chunks: found -1, allowed 0..1024") != NULL);
+    EXPECT(c, c->rank == 1 || strstr(c->engine->error(), "rank 1") != NULL);
+}
+
+static void a_wrong_argument_is_told_without_a_bootstrap(void) {
+    CU_ASSERT_EQUAL(moe_ranks(3, 60.0, refused_chunks, NULL), 0);
+}
 
 /* ---- processes and their bootstrap ------------------------------------------- */
 
@@ -285,6 +312,8 @@ int main(void) {
         {"two groups of two in a step of four", two_groups_of_two_in_a_step_of_four},
         {"tokens held twice are computed once", tokens_held_twice_are_computed_once},
         {"tensor_parallel divides the ranks", tp_divides_the_ranks},
+        {"a wrong argument is told without a bootstrap",
+         a_wrong_argument_is_told_without_a_bootstrap},
         CU_TEST_INFO_NULL,
     };
     return unit_run("moe groups", tests);
