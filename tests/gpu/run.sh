@@ -430,8 +430,7 @@ phase_run() { # PHASE
                 printf 'flex\ttimes\tFAIL\t%s\n' "$(tail -1 "$out/flex_time.log")" >>"$out/cases.tsv"
             ;;
         threads)
-            # A library's kernel loaded while the GPU waits: rows of odd lengths, first of all (performance-log, 2.7).
-            run threads-cold 60 "$build/layer" threads 2 8 0x67fb8c272297dcf6 3 from=7
+            run threads-cold 60 "$build/layer" threads 2 8 0x67fb8c272297dcf6 3 from=7 # performance-log, 2.7
             run threads2 90 "$build/layer" threads 2 "$cases" ${seed:+"$seed"}
             run threads4 90 "$build/layer" threads 4 "$((cases / 2))" ${seed:+"$seed"}
             [ "$gpus" -lt 8 ] || run threads8 90 "$build/layer" threads 8 "$((cases / 2))" ${seed:+"$seed"}
