@@ -31,6 +31,7 @@ typedef struct reader {
     epo_command command;
     int nesting;
     bool runs;       /* the command is a program's: neither an assignment nor an array */
+    bool prints;     /* the command is echo or printf: it only says what it is given */
     bool in_program; /* behind a training script */
     bool harness;    /* one of Bridge's performance scripts */
     bool launched;   /* behind python or torchrun */
@@ -390,6 +391,7 @@ static void follow_command(reader *r, const epo_word *word) {
         return;
     r->runs = !is_flag(word->text) && !is_variable(word->text) && word->text[0] != '$' &&
               strchr(word->text, '=') == NULL;
+    r->prints = r->runs && (strcmp(word->text, "echo") == 0 || strcmp(word->text, "printf") == 0);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         r->runs = r->runs && strcmp(word->text, others[i]) != 0;
 }
@@ -414,6 +416,8 @@ static void follow(reader *r, const epo_word *word, const char *base) {
 static epo_status read_word(reader *r, const epo_word *word) {
     const char *base = base_name(word->text);
     follow_command(r, word);
+    if (r->prints)
+        return EPO_OK;
     follow(r, word, base);
     const epo_word *before = r->at > 0 ? &r->words->word[r->at - 1] : NULL;
     if (before != NULL && word->text[0] == '-' && strchr(word->text, 'c') != NULL &&

@@ -40,7 +40,7 @@ void epo_words_free(epo_words *words) {
     *words = (epo_words){0};
 }
 
-static void push(epo_splitter *s, char c) {
+void epo_split_push(epo_splitter *s, char c) {
     if (!s->in_word)
         s->word_line = s->line;
     s->in_word = true;
@@ -110,7 +110,7 @@ static void follow_word(epo_splitter *s) {
     s->assigns = is_assignment && !s->exports;
 }
 
-static void end_word(epo_splitter *s) {
+void epo_split_end_word(epo_splitter *s) {
     if (!s->in_word)
         return;
     s->buffer[s->length] = '\0';
@@ -119,16 +119,18 @@ static void end_word(epo_splitter *s) {
     if (s->status == EPO_OK)
         s->status = epo_words_add(s->words, s->buffer, s->word_line, s->open, s->begins);
     if (s->status == EPO_OK) {
-        s->words->word[s->words->count - 1].maybe = epo_split_is_maybe(s) || epo_split_is_lost(s);
-        s->words->word[s->words->count - 1].redirects = s->redirects;
-        s->words->word[s->words->count - 1].end = (size_t)(s->at - s->text);
+        epo_word *made = &s->words->word[s->words->count - 1];
+        made->maybe = epo_split_is_maybe(s) || epo_split_is_lost(s);
+        made->many = s->many;
+        made->redirects = s->redirects;
+        made->end = (size_t)(s->at - s->text);
     }
     s->length = 0;
-    s->in_word = s->open = s->begins = s->redirects = false;
+    s->in_word = s->open = s->many = s->begins = s->redirects = false;
 }
 
 void epo_split_end_command(epo_splitter *s) {
-    end_word(s);
+    epo_split_end_word(s);
     if (s->status == EPO_OK)
         epo_split_call(s);
     s->begins = s->starts = true;
@@ -151,13 +153,21 @@ static void follow_separator(epo_splitter *s, char c) {
         s->maybe = s->tests = false;
 }
 
-/* A byte of a variable's value; outside quotes blanks part words. */
-static void expand(epo_splitter *s, char c) {
+void epo_split_expand(epo_splitter *s, char c) {
     if (s->quote == '\0' && isspace((unsigned char)c))
-        end_word(s);
+        epo_split_end_word(s);
     else
-        push(s, c);
-    s->open = s->open || c == '$' || c == '`';
+        epo_split_push(s, c);
+    bool is_open = c == '$' || c == '`';
+    s->open = s->open || is_open;
+    s->many = s->many || (is_open && s->quote == '\0');
+}
+
+/* The $ of what only a shell can tell. */
+static void push_unknown(epo_splitter *s) {
+    epo_split_push(s, '$');
+    s->open = true;
+    s->many = s->many || s->quote == '\0';
 }
 
 /* Goes on at `to`; the lines since `from` count. */
@@ -182,14 +192,13 @@ static void expand_named(epo_splitter *s, const char *name, size_t length) {
     if (value != NULL) {
         char *copy = strdup(value); /* a word that ends may be an assignment itself */
         for (const char *c = copy; c != NULL && *c != '\0'; c++)
-            expand(s, *c);
+            epo_split_expand(s, *c);
         free(copy);
         return;
     }
-    push(s, '$');
+    push_unknown(s);
     for (size_t i = 0; i < length; i++)
-        push(s, name[i]);
-    s->open = true;
+        epo_split_push(s, name[i]);
 }
 
 static void take_dollar(epo_splitter *s);
@@ -200,8 +209,7 @@ static void expand_default(epo_splitter *s, const char *from, const char *to) {
     unsigned line = s->line; /* take_braces counts */
     char quote = s->quote;
     if (s->defaults == DEFAULTS_MAX) {
-        push(s, '$');
-        s->open = true;
+        push_unknown(s);
         return;
     }
     s->defaults++;
@@ -212,7 +220,7 @@ static void expand_default(epo_splitter *s, const char *from, const char *to) {
             s->quote = s->quote == quote ? *s->at : quote;
             s->at++;
         } else {
-            expand(s, *s->at++);
+            epo_split_expand(s, *s->at++);
         }
     }
     s->quote = quote;
@@ -226,7 +234,12 @@ static void take_default(epo_splitter *s, const char *name, size_t length, const
                          const char *close) {
     const char *from = tail + 1 + (*tail == ':'), *to = close - 1;
     const char *value = epo_split_value(s, name, length);
-    if (value != NULL && (*tail != ':' || value[0] != '\0')) {
+    epo_given given = EPO_GIVEN_NO;
+    if (isdigit((unsigned char)*name))
+        given = epo_split_argument_given(s, name, length, *tail == ':');
+    if (given == EPO_GIVEN_YES && epo_split_argument(s, name, length))
+        return;
+    if (given != EPO_GIVEN_NO || (value != NULL && (*tail != ':' || value[0] != '\0'))) {
         expand_named(s, name, length);
         return;
     }
@@ -240,6 +253,19 @@ static void take_default(epo_splitter *s, const char *name, size_t length, const
     epo_split_assign(s, key, epo_split_is_maybe(s) ? "$" : s->buffer + before);
 }
 
+/* ${1}, ${@}, ${@:2}, ${1?message} of a function. */
+static bool take_argument(epo_splitter *s, const char *start, const char *close) {
+    size_t length = 0;
+    while (start + length < close && isdigit((unsigned char)start[length]))
+        length++;
+    if (length == 0 && start < close && (*start == '@' || *start == '*'))
+        length = 1;
+    const char *tail = start + length, *sign = tail + (tail < close && *tail == ':');
+    if (length > 0 && tail < close && sign < close && (*tail == '}' || *sign == '?'))
+        return epo_split_argument(s, start, length);
+    return epo_split_arguments_from(s, start, close - 1);
+}
+
 /* ${NAME}, ${NAME:-value}, ${NAME=value}; anything else in braces stays open. */
 static void take_braces(epo_splitter *s) {
     const char *start = s->at + 1, *close = skip_bracket(s->at, s->end, '{', '}');
@@ -247,17 +273,21 @@ static void take_braces(epo_splitter *s) {
     while (start + length < close && epo_split_is_name(start[length]))
         length++;
     const char *tail = start + length, *sign = tail + (tail < close && *tail == ':');
+    if (take_argument(s, start, close)) {
+        epo_split_leap(s, start, close);
+        return;
+    }
     if (tail < close && *tail == '}') {
         expand_named(s, start, length);
     } else if (length > 0 && sign + 1 < close && close[-1] == '}' &&
                (*sign == '-' || *sign == '=')) {
         take_default(s, start, length, tail, close);
     } else {
-        s->open = true;
-        push(s, '$');
+        push_unknown(s);
+        s->many = s->many || *tail == '[' || *start == '@';
         bool is_array = epo_split_value(s, start, length) != NULL && *tail == '[';
         if (!is_array) /* whose words stand where it was assigned */
-            push(s, '{');
+            epo_split_push(s, '{');
     }
     epo_split_leap(s, start, close);
 }
@@ -265,24 +295,28 @@ static void take_braces(epo_splitter *s) {
 static void take_dollar(epo_splitter *s) {
     s->at++;
     if (s->at >= s->end) {
-        push(s, '$');
+        epo_split_push(s, '$');
     } else if (*s->at == '{') {
         take_braces(s);
     } else if (*s->at == '(') {
         epo_split_leap(s, s->at, skip_bracket(s->at, s->end, '(', ')'));
-        push(s, '$');
-        push(s, '(');
-        s->open = true;
+        push_unknown(s);
+        epo_split_push(s, '(');
     } else if (epo_split_is_name(*s->at) && !isdigit((unsigned char)*s->at)) {
         const char *start = s->at;
         while (s->at < s->end && epo_split_is_name(*s->at))
             s->at++;
         expand_named(s, start, (size_t)(s->at - start));
     } else {
-        push(s, '$');
-        s->open = true;
-        if (isdigit((unsigned char)*s->at) || strchr("@*#?!-$", *s->at) != NULL)
-            push(s, *s->at++);
+        bool is_one = isdigit((unsigned char)*s->at) || strchr("@*#?!-$", *s->at) != NULL;
+        if (is_one && epo_split_argument(s, s->at, 1)) {
+            s->at++;
+            return;
+        }
+        push_unknown(s);
+        s->many = s->many || *s->at == '@';
+        if (is_one)
+            epo_split_push(s, *s->at++);
     }
 }
 
@@ -296,11 +330,11 @@ static void take_quoted(epo_splitter *s) {
     } else if (s->quote == '"' && c == '\\' && s->at + 1 < s->end) {
         s->at++;
         if (*s->at != '\n')
-            push(s, *s->at);
+            epo_split_push(s, *s->at);
         s->line += *s->at == '\n';
         s->at++;
     } else {
-        push(s, c);
+        epo_split_push(s, c);
         s->line += c == '\n';
         s->at++;
     }
@@ -348,7 +382,7 @@ static void take_plain(epo_splitter *s) {
         if (*s->at == '\n')
             s->line++;
         else
-            push(s, *s->at);
+            epo_split_push(s, *s->at);
         s->at++;
     } else if (c == '\n' || (strchr(";&|()", c) != NULL && !is_redirection(s))) {
         bool is_subshell = !s->in_word && s->starts;
@@ -361,7 +395,7 @@ static void take_plain(epo_splitter *s) {
         if (c == '\n' && s->document[0] != '\0')
             epo_split_pass_document(s);
     } else if (isspace((unsigned char)c)) {
-        end_word(s);
+        epo_split_end_word(s);
         s->at++;
     } else if (is_sbatch(s)) {
         s->at += 7;
@@ -378,11 +412,11 @@ static void take_plain(epo_splitter *s) {
         take_dollar(s);
     } else if (c == '`') {
         s->open = true;
-        push(s, c);
+        epo_split_push(s, c);
         s->at++;
     } else {
         s->redirects = s->redirects || c == '<' || c == '>';
-        push(s, c);
+        epo_split_push(s, c);
         s->at++;
     }
 }

@@ -17,6 +17,7 @@ typedef struct epo_word {
     char *text;
     unsigned line;  /* 0: an argument vector */
     bool open;      /* holds something that only a shell can tell: $(date), $UNSET */
+    bool many;      /* open, and may be any number of words: $UNSET, "$@" */
     bool begins;    /* first word of a command */
     bool maybe;     /* of a script: inside if, case, while, behind || or [ ... ] && */
     bool redirects; /* of a script: holds an unquoted < or > */

@@ -12,7 +12,6 @@
 
 #define FUNCTIONS_MAX 512
 #define DEPTH_MAX 16               /* calls inside each other */
-#define SPENT_MAX (16u << 20)      /* bytes of bodies read by calls */
 #define UNDO_BYTES_MAX (64u << 20) /* kept of what subshells and functions set */
 
 /* Those behind the first `known`, which a subshell defined, say; one that nothing called is
@@ -231,7 +230,7 @@ static bool take_body(epo_splitter *s, const char *word, size_t length, const ch
         return false;
     epo_split_leap(s, s->at, to);
     s->length = 0;
-    s->in_word = s->open = s->redirects = false;
+    s->in_word = s->open = s->many = s->redirects = false;
     s->begins = true;
     s->starts = false;
     return true;
@@ -275,10 +274,10 @@ bool epo_split_function_word(epo_splitter *s) {
 /* --- calls ----------------------------------------------------------------------- */
 
 /* The word calls a function: the last of its name, or, where that one stands behind a condition,
- * perhaps one before. */
-static bool note_call(epo_splitter *s, bool maybe) {
+ * perhaps one before.  `is_command`: the words behind it are its arguments. */
+static bool note_call(epo_splitter *s, bool is_command) {
     epo_scopes *scopes = &s->scopes;
-    bool is_one = false;
+    bool is_one = false, maybe = !is_command;
     for (size_t i = scopes->function_count; i > 0; i--) {
         const epo_function *f = &scopes->functions[i - 1];
         if (strcmp(f->name, s->buffer) != 0)
@@ -287,6 +286,7 @@ static bool note_call(epo_splitter *s, bool maybe) {
         is_one = true;
         if (scopes->call_count < EPO_SPLIT_CALLS_MAX) {
             scopes->calls[scopes->call_count].function = i - 1;
+            scopes->calls[scopes->call_count].word = is_command ? s->words->count : SIZE_MAX;
             scopes->calls[scopes->call_count++].maybe = maybe;
         }
         if (!f->maybe)
@@ -354,8 +354,11 @@ void epo_split_scopes_word(epo_splitter *s, bool starts) {
             epo_split_forget(s, s->buffer, s->buffer + length);
     }
     follow_source(s, starts);
-    bool calls = !s->open && (starts || scopes->mentions) && note_call(s, !starts);
-    if (!starts)
+    bool is_command = starts || s->assigns; /* NAME=value before it */
+    bool calls = !s->open && (is_command || scopes->mentions) && note_call(s, is_command);
+    if (is_command)
+        scopes->command = s->words->count;
+    if (!is_command)
         return;
     scopes->mentions = calls || EPO_SPLIT_IS_AMONG(s->buffer, names);
     scopes->locals = scopes->depth > 0 && EPO_SPLIT_IS_AMONG(s->buffer, locals);
@@ -363,28 +366,35 @@ void epo_split_scopes_word(epo_splitter *s, bool starts) {
         leave(s);
 }
 
-/* Reads a function's body as if it stood here. */
-static void read_body(epo_splitter *s, size_t index, bool maybe, bool apart) {
+bool epo_split_spend(epo_splitter *s, size_t bytes) {
+    s->scopes.spent += bytes;
+    if (s->scopes.spent > EPO_SPLIT_SPENT_MAX && s->status == EPO_OK)
+        s->status = epo_fail(EPO_E_OVERFLOW,
+                             "line %u: functions that call each other are more than %u MiB; is "
+                             "this a script?",
+                             s->line, EPO_SPLIT_SPENT_MAX >> 20);
+    return s->status == EPO_OK;
+}
+
+/* Reads a function's body as if it stood here, called with `arguments`. */
+static void read_body(epo_splitter *s, size_t index, bool maybe, bool apart,
+                      epo_arguments *arguments) {
     epo_scopes *scopes = &s->scopes;
     epo_function f = scopes->functions[index];
     size_t mark = scopes->undo_count, known = scopes->function_count;
     epo_splitter outer = *s;
     scopes->functions[index].called = true;
-    if (f.active || scopes->depth == DEPTH_MAX) /* calls itself */
+    bool calls_itself = f.active || scopes->depth == DEPTH_MAX;
+    arguments->lost = arguments->lost || calls_itself || epo_split_arguments_in_loop(f.from, f.to);
+    if (calls_itself || !epo_split_spend(s, (size_t)(f.to - f.from)))
         return;
-    scopes->spent += (size_t)(f.to - f.from);
-    if (scopes->spent > SPENT_MAX) {
-        s->status = epo_fail(EPO_E_OVERFLOW,
-                             "line %u: functions that call each other are more than %u MiB; is "
-                             "this a script?",
-                             s->line, SPENT_MAX >> 20);
-        return;
-    }
+    scopes->arguments = arguments;
     scopes->functions[index].active = true;
     scopes->depth++;
     scopes->subshells += apart || f.subshell;
     scopes->base = s->parentheses;
     s->blocks += maybe || epo_split_is_maybe(s);
+    arguments->blocks = s->blocks;
     s->maybe = s->tests = scopes->piped = scopes->pattern = scopes->is_case = scopes->left = false;
     s->document[0] = '\0';
     s->begins = s->starts = true;
@@ -412,6 +422,7 @@ static void read_body(epo_splitter *s, size_t index, bool maybe, bool apart) {
     scopes->pattern = outer.scopes.pattern;
     scopes->is_case = outer.scopes.is_case;
     scopes->left = outer.scopes.left;
+    scopes->arguments = outer.scopes.arguments;
     s->at = outer.at;
     s->end = outer.end;
     s->line = outer.line;
@@ -423,19 +434,54 @@ static void read_body(epo_splitter *s, size_t index, bool maybe, bool apart) {
     memcpy(s->document, outer.document, sizeof s->document);
 }
 
+/* What a command calls, and where its own words are. */
+typedef struct calls {
+    size_t function[EPO_SPLIT_CALLS_MAX], word[EPO_SPLIT_CALLS_MAX];
+    bool maybe[EPO_SPLIT_CALLS_MAX];
+    int count;
+    size_t end; /* of its words */
+} calls;
+
+/* The function that the command names first, or those that it may be.  Its words count where its
+ * body uses them; false: that cannot be told, and they count where they stand. */
+static bool call_command(epo_splitter *s, const calls *c, bool apart) {
+    int own = 0;
+    while (own < c->count && c->word[own] != SIZE_MAX)
+        own++;
+    size_t from = own > 0 ? c->word[0] + 1 : c->end;
+    bool is_told = own > 0 && !s->scopes.functions[c->function[own - 1]].maybe;
+    for (int i = 0; i < own && s->status == EPO_OK; i++) {
+        epo_arguments arguments;
+        epo_split_arguments_take(s, &arguments, from, c->end);
+        if (s->status == EPO_OK)
+            read_body(s, c->function[i], c->maybe[i], apart, &arguments);
+        is_told = is_told && !arguments.lost;
+        free(arguments.all);
+    }
+    is_told = is_told && s->status == EPO_OK;
+    if (is_told)
+        epo_split_arguments_drop(s, from, c->end);
+    return is_told;
+}
+
 void epo_split_call(epo_splitter *s) {
     epo_scopes *scopes = &s->scopes;
-    int count = scopes->call_count;
-    size_t index[EPO_SPLIT_CALLS_MAX];
-    bool maybe[EPO_SPLIT_CALLS_MAX];
+    calls c = {.count = scopes->call_count, .end = s->words->count};
     bool twice = s->at + 1 < s->end && s->at[1] == *s->at;
     bool apart = scopes->piped || (s->at < s->end && !twice && (*s->at == '|' || *s->at == '&'));
-    for (int i = 0; i < count; i++) {
-        index[i] = scopes->calls[i].function;
-        maybe[i] = scopes->calls[i].maybe;
+    for (int i = 0; i < c.count; i++) {
+        c.function[i] = scopes->calls[i].function;
+        c.word[i] = scopes->calls[i].word;
+        c.maybe[i] = scopes->calls[i].maybe;
     }
+    epo_split_arguments_command(s);
     scopes->call_count = 0;
+    scopes->command = SIZE_MAX;
     scopes->mentions = scopes->locals = scopes->is_case = scopes->sources = false;
-    for (int i = 0; i < count && s->status == EPO_OK; i++)
-        read_body(s, index[i], maybe[i], apart);
+    bool is_told = call_command(s, &c, apart);
+    for (int i = 0; i < c.count && s->status == EPO_OK; i++) {
+        epo_arguments unknown = {.lost = true};
+        if (c.word[i] == SIZE_MAX && !is_told)
+            read_body(s, c.function[i], c.maybe[i], apart, &unknown);
+    }
 }

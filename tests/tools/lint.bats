@@ -232,6 +232,31 @@ END
     [[ $status -eq 0 && $output == *"job.sh:1: sources a file that is not read"* ]]
 }
 
+@test "a function's arguments count where its body uses them" {
+    cat >job.sh <<'END'
+log() { echo "[$(date)] $*" >&2; }
+launch() {
+    local name=$1 ep=${2:-8}
+    shift 2
+    srun -J "$name" torchrun pretrain_gpt.py --bf16 --num-experts 8 \
+        --expert-model-parallel-size "$ep" "$@" >"$name.log" 2>&1
+}
+log --recompute-granularity full
+NCCL_DEBUG=INFO launch overlap 1 --overlap-moe-expert-parallel-comm \
+    --moe-token-dispatcher-type alltoall
+END
+    run "$tool" lint --no-environment --all job.sh
+    [ "$status" -eq 1 ]
+    [[ $output == *"OVL-001"*"overlap_moe_expert_parallel_comm = true (job.sh:9 --overlap-moe-expert-parallel-comm)"* ]]
+    [[ $output == *"expert_model_parallel_size = 1 (job.sh:6 --expert-model-parallel-size)"*"1 error, "* ]]
+    [[ $output != *"more arguments"* && $output != *"nothing here calls"* && ${output#*passed:} == *OVL-007* ]]
+    # in a loop that shifts only a shell can tell
+    sed -i 's/shift 2/while [ $# -gt 2 ]; do shift; done/' job.sh
+    run "$tool" lint --no-environment --all job.sh
+    [ "$status" -eq 0 ]
+    [[ $output == *"more arguments come from the shell"* && ${output#*passed:} != *OVL-007* ]]
+}
+
 @test "what lint takes for known is what bash passes, in random scripts" {
     command -v python3 >/dev/null || skip "no python3"
     run timeout 120 "$BATS_TEST_DIRNAME/shell.py" "$tool" 150

@@ -76,9 +76,37 @@ def function(r, depth, low):
     last = r.choice(["", "", "", "return", "[ %d = 1 ] || return 0" % r.randrange(2),
                      "if [ 1 = %d ]; then return; fi" % r.randrange(2)])
     body = "\n".join(l for l in [first, line(r, depth + 1, at + 1), last, line(r, depth + 1, at + 1)] if l)
+    if r.random() < 0.5:
+        body = "%s\n%s" % (argument(r), body)
     head = r.choice(["%s() {", "%s () {", "function %s {", "function %s() {", "%s()\n{", "%s() ("]) % name
     text = "%s\n%s\n%s" % (head, body, ")" if head.endswith("(") else "}")
     return "\n".join([text] + [call(r, low) for _ in range(r.randrange(3))])
+
+
+def argument(r):
+    """What a function makes of what it is called with: numbers, in any number."""
+    name, other, at = r.choice(NAMES), r.choice("ABC"), r.randrange(1, 4)
+    return r.choice(["%s=${%d:-%d}" % (name, at, r.randrange(1, 65)), "%s=${%d-$%s}" % (name, at, other),
+                     "shift; %s=${1:-7}" % name, "shift %d; %s=${2:-7}" % (at, name),
+                     "[ %d = 1 ] && shift; %s=${1:-7}" % (r.randrange(2), name),
+                     "if [ -n \"$1\" ]; then %s=$1; fi" % name,
+                     "while [ $# -gt 0 ]; do %s=$1; shift; done" % name,
+                     "local all=(\"$@\"); %s=${1:-${2:-5}}" % name,
+                     "set -- \"$@\" 9; %s=$1" % name, "for i in \"$@\"; do %s=$i; done" % name])
+
+
+def passes(r):
+    """A function that passes on what it is called with, perhaps without the first."""
+    flags = FLAGS[3:] if r.random() < 0.5 else FLAGS[:3]
+    add = 'L+=(%s)' if flags[0] == FLAGS[3] else 'O+=" %s"'
+    body, words = r.choice([("$@", ""), ("$*", ""), ("${@}", ""), ("${@:1}", ""), ("--%s $2" % flags[0], ""),
+                            ("${@:2}", "x "), ("--%s ${3:-4}" % flags[1], "x ")])
+    body = '"%s"' % body.replace("*", "@") if body[0] == "$" and add[0] == "L" else body
+    before = r.choice(["", "", "echo \"$@\" >&2\n", "local first=$1\n"])
+    text = "p() {\n%s%s\n}\np %s" % (before, add % body, words)
+    if r.random() < 0.3:
+        text = "q() { p \"$@\" 2>&1; }\n" + text.replace("\np ", "\nq ")
+    return text + "--%s %s --%s %s" % (r.choice(flags), word(r), r.choice(flags), r.randrange(1, 65))
 
 
 def call(r, low):
@@ -86,7 +114,8 @@ def call(r, low):
         return assignment(r)
     name = FUNCTIONS[r.randrange(low, len(FUNCTIONS))]
     return r.choice([name, name, name, "( %s )" % name, "%s | cat" % name, ": | %s" % name, "%s || :" % name,
-                     "if %s; then :; fi" % name, "[ %d = 1 ] && %s" % (r.randrange(2), name), "{ %s; }" % name,
+                     "if %s; then :; fi" % name, "[ %d = 1 ] && %s" % (r.randrange(2), name), "{ %s; }" % name, "%s %d $A" % (name, r.randrange(1, 65)),
+                     "Z=1 %s %d 2 $B" % (name, r.randrange(1, 65)), "%s $B \"$C\" 3 >/dev/null" % name,
                      "for i in 1; do %s; done" % name, "%s 1 2 >/dev/null 2>&1" % name])
 
 
@@ -95,7 +124,9 @@ def subshell(r, depth, low):
 
 
 def line(r, depth=0, low=0):
-    kind = r.randrange(14)
+    kind = r.randrange(15)
+    if kind == 14:
+        return passes(r) if depth == 0 else call(r, low)
     if kind == 11:
         return subshell(r, depth, low) if depth < 3 else assignment(r)
     if kind == 12:

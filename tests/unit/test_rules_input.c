@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Facts, words of scripts, commands and what follows from settings.
+ * Facts, commands and what follows from settings.
  */
 #include "core/facts.h"
 #include "core/status.h"
@@ -107,139 +107,6 @@ static void facts_have_a_bound(void) {
     epo_facts_destroy(facts);
 }
 
-static void check_words(const char *text, const char *joined) {
-    epo_words words = {0};
-    char found[1024] = "";
-    CU_ASSERT_EQUAL(epo_words_split(&words, text, strlen(text)), EPO_OK);
-    for (size_t i = 0; i < words.count; i++) {
-        strncat(found, words.word[i].begins ? "/" : "|", sizeof found - strlen(found) - 1);
-        strncat(found, words.word[i].text, sizeof found - strlen(found) - 1);
-        strncat(found, words.word[i].open ? "?" : "", sizeof found - strlen(found) - 1);
-    }
-    if (strcmp(found, joined) != 0)
-        fprintf(stderr, "%s -> %s, wanted %s\n", text, found, joined);
-    CU_ASSERT_STRING_EQUAL(found, joined);
-    epo_words_free(&words);
-}
-
-static void words_split_as_a_shell_does(void) {
-    check_words("a  b\tc", "/a|b|c");
-    check_words("a 'b c' \"d e\"f", "/a|b c|d ef");
-    check_words("a \\\n b # comment\nc", "/a|b/c");
-    check_words("X=1 Y=\"$X 2\"\necho $Y \"$Y\" ${X}", "/X=1|Y=1 2/echo|1|2|1 2|1");
-    check_words("echo ${N:-8} ${M:-$N} $(date) $UNSET", "/echo|8|$N?|$(?|$UNSET?");
-    check_words("A=1; echo ${A-2} ${B-2} ${B:-'x y'} \"${B:-\"3\"}\"", "/A=1/echo|1|2|x y|3");
-    check_words("A=; echo ${A:-2}${A-3} ${B:-${A:-${C:-4}}}", "/A=/echo|2|4");
-    check_words("D=$(date); echo ${D:-2} ${E:=5} $E; : ${F=6}; echo $F",
-                "/D=$(?/echo|$(?|5|5/:|6/echo|6");
-    check_words("A=\"--x 1 $UNSET\"; A+=' --y'; run $A",
-                "/A=--x 1 $UNSET?/A+= --y/run|--x|1|$UNSET?|--y");
-    check_words("A=1; if t; then A=2; B=3; fi; run $A $B", "/A=1/if|t/then|A=2/B=3/fi/run|$A?|$B?");
-    check_words("A=--x; if t; then A=\"$A --y\"; fi; run $A",
-                "/A=--x/if|t/then|A=--x --y/fi/run|--x|--y=$A?");
-    check_words("A=--x; [ t ] && A+=' --y'\nrun $A", "/A=--x/[|t|]/A+= --y/run|--x|--y=$A?");
-    check_words("A=--x; [ t ] && A+=' c --y 1 2 -z a.b=1 $N'\nrun $A",
-                "/A=--x/[|t|]/A+= c --y 1 2 -z a.b=1 $N/run|--x|$A?|--y=$A?|-z=$A?|a.b=$A?|$A?");
-    check_words("A=/x; [ t ] && A+=:/y\nrun $A", "/A=/x/[|t|]/A+=:/y/run|$A?");
-    check_words(": <<'X'\nrun --x\nX\ncat >a.yaml <<X\nb: --y\nX\nsh <<X\nrun --z\nX",
-                "/:|<<X/X/cat|>a.yaml|<<X/X/sh|<<X/run|--z/X");
-    check_words("a ${B:-${C:-${D:-${E:-${F:-${G:-${H:-${I:-${J:-1}}}}}}}}}", "/a|$?");
-    check_words("a&&b;c|d", "/a/b/c/d");
-    /* what sets a variable otherwise */
-    check_words("A=1; for A in 2; do b; done; run $A", "/A=1/for|A|in|2/do|b/done/run|$A?");
-    check_words("A=1; read -r A <<<2\nrun $A", "/A=1/read|-r|A|<<<2/run|$A?");
-    check_words("A=1 B=2; unset A; run $A $B", "/A=1|B=2/unset|A/run|$A?|2");
-    check_words("A=1; ((A++)); for ((B=0;B<2;B++)); do c; done; run $A $B",
-                "/A=1/for/do|c/done/run|$A?|$B?");
-    check_words("A=1; let A+=2; printf -v B 3; run $A $B",
-                "/A=1/let|A+=2/printf|-v|B|3/run|$A?|$B?");
-    check_words("A=1; ((x\ny)); run $A ${C:-((}", "/A=1/run|1|((");
-    /* what is no assignment */
-    check_words("A=1; echo A=2; printf %s A; run $A", "/A=1/echo|A=2/printf|%s|A/run|1");
-    check_words("B=1 A=2; export -x C=3 D E=4; run $A$B $C$E",
-                "/B=1|A=2/export|-x|C=3|D|E=4/run|21|34");
-    check_words("A=1; while t; do A=2; for b in c; do d; done; A=3; done; B=2; run $A $B",
-                "/A=1/while|t/do|A=2/for|b|in|c/do|d/done/A=3/done/B=2/run|$A?|2");
-    check_words("A=1; grep -q b c && A=2\nrun $A", "/A=1/grep|-q|b|c/A=2/run|$A?");
-    check_words("A=1; cd b && A=2\nrun $A", "/A=1/cd|b/A=2/run|2");
-    check_words("A='--x 8'; run ${A/8/4} ${A:+--y} ${A%8}", "/A=--x 8/run|${?|${?|${?");
-    check_words("#SBATCH --ep-overlap=on -N 2 # two\n # SBATCH x\nrun #SBATCH y",
-                "/--ep-overlap=on|-N|2/run");
-    check_words("run \"${A[@]}\"", "/run|${?");
-    check_words("A=( --x 1 ) && run \"${A[@]}\" --y", "/A=/--x|1/run|$?|--y");
-    check_words("echo \"$@ --flag\"", "/echo|$@ --flag?");
-    check_words("echo '' \"\"", "/echo||");
-    check_words("a\\ b 'it'\\''s'", "/a b|it's");
-    check_words("a\\", "/a\\");
-    check_words("a $? $1b $# c$", "/a|$??|$1b?|$#?|c$");
-    check_words("", "");
-}
-
-static void functions_are_read_where_they_are_called(void) {
-    check_words("f() { A=2; run $A; }; A=1; go $A", "/A=1/go|1");
-    check_words("f() { run --x $A; }\nA=1; f; A=2; f", "/A=1/f/run|--x|1/A=2/f/run|--x|2");
-    check_words("function f {\nA=2 # }\n}\nA=1; f; go $A", "/A=1/f/A=2/go|2");
-    check_words("f () # c\n{ local A=2; B=$A; }; A=1; f; go $A $B",
-                "/A=1/f/local|A=2/B=2/go|$A?|2");
-    check_words("f() { local A; B=$A; }; A=1; f; go $B", "/A=1/f/local|A/B=$A?/go|$A?");
-    check_words("function f() (\nA=2\n)\nA=1; f; go $A", "/A=1/f/A=2/go|1");
-    check_words("f() { A=2; }; A=1; f | b; f &\ngo $A", "/A=1/f/A=2/b/f/A=2/go|1");
-    check_words("f() { A=2; }; A=1; [ t ] && f\ngo $A", "/A=1/[|t|]/f/A=2/go|$A?");
-    check_words("if t; then f() { A=2; }; fi; A=1; f; go $A", "/if|t/then/fi/A=1/f/A=2/go|$A?");
-    check_words("f() { A=2; return; A=3; }; f; go $A", "/f/A=2/return/go|2");
-    check_words("f() { [ t ] && return; A=3; }; A=1; f; go $A", "/A=1/f/[|t|]/return/A=3/go|$A?");
-    check_words("f() { g; }; g() { A=2; }; f; go $A", "/f/g/A=2/go|2");
-    check_words("f() { A=2; f; f; }; f; go $A", "/f/A=2/f/f/go|2");
-    check_words("f() { A=2; }; A=1; export -f f; go $A", "/A=1/export|-f|f/A=2/go|$A?");
-    check_words("f() { case a in (a) b;; c) d;; esac; }; f; e", "/f/case|a|in/a/b/c/d/esac/e");
-    check_words("f() { if a; then b; fi }; f", "/f/if|a/then|b/fi");
-    check_words("A=1; (A=2; (A=3); go $A); go $A", "/A=1/A=2/A=3/go|2/go|1");
-    check_words("A=1; (f() { A=2; }; f); f; go $A", "/A=1/f/A=2/f/go|1");
-    /* what is none: a body that nothing ends, no body, no name */
-    check_words("f() { a", "/f/{|a");
-    check_words("f() a", "/f/a");
-    check_words("A=() { a; }", "/A=/{|a/}");
-    /* told: the first that nothing calls, and a file that is read elsewhere */
-    epo_words words = {0};
-    const char *text = ". ~/.bashrc; source env/bin/activate\nf() { a; }\n\n. ./b.sh\ng() { f; }\n";
-    CU_ASSERT_EQUAL(epo_words_split(&words, text, strlen(text)), EPO_OK);
-    CU_ASSERT_STRING_EQUAL(words.uncalled, "f");
-    CU_ASSERT_EQUAL(words.uncalled_line, 2);
-    CU_ASSERT_EQUAL(words.source_line, 4);
-    epo_words_free(&words);
-}
-
-/* Functions that call each other twice grow without end; so do those that nothing ends. */
-static void functions_have_a_bound(void) {
-    size_t size = 4u << 20, used = 0;
-    char *text = malloc(size);
-    epo_words words = {0};
-    for (int i = 0; i < 40; i++)
-        used +=
-            (size_t)snprintf(text + used, size - used, "f%d() { f%d; f%d; }\n", i, i + 1, i + 1);
-    used += (size_t)snprintf(text + used, size - used, "f40() { : %0600000d; }\nf30\n", 0);
-    CU_ASSERT_EQUAL(epo_words_split(&words, text, used), EPO_E_OVERFLOW);
-    epo_words_free(&words);
-    for (used = 0; used + 8 < size;)
-        used += (size_t)snprintf(text + used, size - used, "f() {\n");
-    CU_ASSERT_EQUAL(epo_words_split(&words, text, used), EPO_E_OVERFLOW);
-    epo_words_free(&words);
-    for (used = 0; used + 40 < size;)
-        used += (size_t)snprintf(text + used, size - used, "(A=$A%08x\n", 1);
-    (void)epo_words_split(&words, text, used);
-    epo_words_free(&words);
-    free(text);
-}
-
-static void words_refuse_what_is_no_script(void) {
-    epo_words words = {0};
-    CU_ASSERT_EQUAL(epo_words_split(&words, "a\nb 'c", 6), EPO_E_ARG);
-    CU_ASSERT_STRING_EQUAL(epo_fail_text(), "line 2: a quote (') is never closed");
-    CU_ASSERT_EQUAL(epo_words_split(&words, "a\0b", 3), EPO_E_ARG);
-    CU_ASSERT_STRING_EQUAL(epo_fail_text(), "line 1: a zero byte; this is not text");
-    epo_words_free(&words);
-}
-
 static epo_command read_script(const char *text, epo_facts *facts) {
     epo_words words = {0};
     epo_command command = {0};
@@ -321,6 +188,12 @@ static void conditions_decide_nothing(void) {
          "(unknown)"},
         {"if a; then CUDA_DEVICE_MAX_CONNECTIONS=1 pretrain_gpt.py --bf16; fi", "bf16", "true"},
         {"if a; then if b; then c; fi; fi\nA=(--bf16)", "bf16", "true"},
+        {"echo torchrun pretrain_gpt.py --bf16; [ t ] && printf %s --fp16; A=(--sequence-parallel)",
+         "bf16", "(nobody told)"},
+        {"if a; then A=1 echo --bf16; fi; pretrain_gpt.py --num-experts 8", "bf16",
+         "(nobody told)"},
+        {"echo CUDA_DEVICE_MAX_CONNECTIONS=1 a", "env.CUDA_DEVICE_MAX_CONNECTIONS",
+         "(nobody told)"},
         {"cat <<EOF\n# don't panic\nEOF\nA=(--bf16)", "bf16", "true"},
         {"sbatch <<-'EOF'\npretrain_gpt.py --bf16\n\tEOF\n", "bf16", "true"},
         {"cat <<EOF\nit is \" --fp16\nEOF\nA=(--bf16)", "fp16", "(nobody told)"},
@@ -649,10 +522,6 @@ int main(void) {
         {"values are read as frameworks write them", values_are_read_as_frameworks_write_them},
         {"facts replace, and default", facts_replace_and_default},
         {"facts have a bound", facts_have_a_bound},
-        {"words split as a shell does", words_split_as_a_shell_does},
-        {"functions are read where they are called", functions_are_read_where_they_are_called},
-        {"functions have a bound", functions_have_a_bound},
-        {"words refuse what is no script", words_refuse_what_is_no_script},
         {"a Megatron-LM command is read", a_megatron_command_is_read},
         {"Bridge's overrides are read", bridge_overrides_are_read},
         {"conditions decide nothing", conditions_decide_nothing},
