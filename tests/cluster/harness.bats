@@ -242,7 +242,8 @@ fake_stage() { # a staged tree whose plugin is an empty file
     chmod 755 "$TMPDIR/cluster"
     chown nobody "$TMPDIR/own"
     cd "$TMPDIR"
-    run setpriv --reuid="$(id -u nobody)" --regid="$(id -g nobody)" --clear-groups env HOME=/nonexistent TMPDIR="$TMPDIR/own" \
+    run setpriv --reuid="$(id -u nobody)" --regid="$(id -g nobody)" --clear-groups \
+        env -u EPO_STAGE_DIR HOME=/nonexistent TMPDIR="$TMPDIR/own" \
         timeout 60 "$TMPDIR/cluster/run.sh" -P srun -N2 id -un
     [ "$status" = 0 ]
     [ "$output" = "nobody
