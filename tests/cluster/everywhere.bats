@@ -41,14 +41,14 @@ t srun -n2 --mpi=pmix --ep-overlap=on --delay-wgrad ep-train --steps 2 --no-meas
 
 @test "arrays: every task has the options, #SBATCH or not" {
     cluster -- 'printf "#!/bin/sh\\n#SBATCH --array=1-3 --ep-overlap=on\\nsrun printenv EP_OVERLAP_DECISION\\n" >$work/job
-sbatch -Q --wait -o $work/out.%a $work/job; cat $work/out.*'
+batch -o $work/out.%a $work/job; cat $work/out.*'
     ended 0
     times 3 '^on$'
 }
 
 @test "sbatch --export=NONE; the script adds what was dropped" {
     cluster -- 'printf "#!/bin/sh\\nsrun /usr/bin/printenv EP_OVERLAP_DECISION; srun --ep-overlap=on /usr/bin/printenv EP_OVERLAP_DECISION\\n" >$work/job
-sbatch -Q --wait --export=NONE -o $work/out --ep-overlap=on $work/job; cat $work/out'
+batch --export=NONE -o $work/out --ep-overlap=on $work/job; cat $work/out'
     times 2 '^on$'
 }
 

@@ -48,7 +48,7 @@ job() { # SCRIPT [sbatch's options] -- [arguments]
     shift
     while [ $# -gt 0 ] && [ "$1" != -- ]; do options+=("$1") && shift; done
     shift
-    printf 'cd $work/jobs; sbatch -Q --wait -o $work/out %s %s %s; echo "job rc $?"; cat $work/out' \
+    printf 'cd $work/jobs; batch -o $work/out %s %s %s; echo "job rc $?"; cat $work/out' \
         "--ntasks-per-node=2 --gpus-per-node=0 ${options[*]}" "$top/jobscripts/$script.sbatch" "$*"
 }
 line() { grep -qE -- "$1" <<<"$output" || { echo "no line: $1" && echo "$output" && false; }; }

@@ -26,7 +26,7 @@ line() { grep -qxF -- "$1" <<<"$output" || { echo "no line: $1" && echo "$output
     cluster -- "printf '#!/bin/bash\n#SBATCH --ep-overlap=on --delay-wgrad\nsrun -n2 ep-overlap exec -- python pretrain_gpt.py $moe \"\$@\"\n' >\$work/job
 t srun -n2 --ep-overlap=on ep-overlap exec -- python pretrain_gpt.py $moe 'a  b' \"it's \\\"*\\\"\" ''
 echo == batch
-sbatch -n2 -Q --wait -o \$work/out \$work/job 'x y' '\$HOME'; cat \$work/out
+batch -n2 -o \$work/out \$work/job 'x y' '\$HOME'; cat \$work/out
 echo == shell
 t srun -n1 --ep-overlap=on ep-overlap exec -- bash -c 'cd / && python pretrain_gpt.py $moe \"a  b\" 2>&1 | cat'"
     between '' '== batch'
@@ -70,7 +70,7 @@ echo == contradict
 t srun -n2 --ep-overlap=on --ep-dispatcher=alltoall --multi-prog \$work/contradict
 echo == batch
 printf '#!/bin/bash\n#SBATCH --ep-overlap=on --ep-dispatcher=alltoall\nsrun -n2 ep-overlap exec -- python pretrain_gpt.py $moe --moe-token-dispatcher-type flex --moe-router-dtype fp32 \"\$@\"; echo job rc \$?\n' >\$work/job
-sbatch -n2 -Q --wait -o \$work/out \$work/job 'x y'; cat \$work/out"
+batch -n2 -o \$work/out \$work/job 'x y'; cat \$work/out"
     between '' '== contradict'
     for rank in 0 1; do line "$rank: [pretrain_gpt.py]${read_moe}[a  b][it is \"*\"][--overlap-moe-expert-parallel-comm][--moe-token-dispatcher-type=alltoall]"; done
     has 'on, megatron-lm, nothing is missing'

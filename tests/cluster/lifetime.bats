@@ -13,9 +13,9 @@ echo "batch $(env | grep -cE "EP_OVERLAP|^LD_PRELOAD")"
 srun bash -c "echo step \$(env | grep -cE \"EP_OVERLAP|^LD_PRELOAD\")"
 srun --ep-overlap=on bash -c "echo on \$EP_OVERLAP_DISPATCHER \$EP_OVERLAP_DELAY_WGRAD"
 E
-t srun -n1 --ep-overlap=on --ep-dispatcher=flex --delay-wgrad sbatch -Q --wait -o $work/step.out $work/next
-printf "#!/bin/bash\nsbatch -Q --wait -o $work/plain.out $work/next; sbatch -Q --wait --ep-overlap=on -o $work/on.out $work/next\n" >$work/outer
-t sbatch -Q --wait --ep-overlap=on --ep-dispatcher=flex --delay-wgrad -o $work/outer.out $work/outer
+t srun -n1 --ep-overlap=on --ep-dispatcher=flex --delay-wgrad $batch -o $work/step.out $work/next
+printf "#!/bin/bash\n$batch -o $work/plain.out $work/next; $batch --ep-overlap=on -o $work/on.out $work/next\n" >$work/outer
+t $batch --ep-overlap=on --ep-dispatcher=flex --delay-wgrad -o $work/outer.out $work/outer
 for name in step plain on; do sed "s/^/$name: /" $work/$name.out; done'
     times 2 '^rc 0'
     for name in step plain; do

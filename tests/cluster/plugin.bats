@@ -122,7 +122,7 @@ echo "B $(srun --ep-overlap=on --no-delay-wgrad --delay-wgrad $show)"
 echo "C $(salloc -Q --ep-overlap=on --delay-wgrad --no-delay-wgrad srun $show)"
 echo "D $(salloc -Q --ep-overlap=on --no-delay-wgrad --delay-wgrad srun $show)"
 echo "E $(salloc -Q --ep-overlap=on --delay-wgrad srun --no-delay-wgrad $show)"
-sbatch -Q --wait -o $work/out --ep-overlap=on --delay-wgrad --no-delay-wgrad --wrap "srun $show"
+batch -o $work/out --ep-overlap=on --delay-wgrad --no-delay-wgrad --wrap "srun $show"
 echo "F $(grep -v ep-overlap $work/out)"'
     times 1 '^A 0$'
     times 1 '^B 1$'
@@ -144,7 +144,7 @@ srun -n1 --ep-overlap=off env
 echo "inner dispatcher"
 srun -n1 --ep-dispatcher=flex env
 END
-sbatch -Q --wait -o $work/out $work/job; cat $work/out'
+batch -o $work/out $work/job; cat $work/out'
     ended 0
     has 'batch: unset unset'
     times 3 '^EP_OVERLAP_DECISION=on$'
@@ -168,7 +168,7 @@ sbatch -Q --wait -o $work/out $work/job; cat $work/out'
     times 1 "applies to srun's steps"
     has_not EP_OVERLAP_
     has_not LD_PRELOAD
-    cluster -- 'sbatch -Q --wait -o $work/out --ep-overlap=on --wrap "srun true"; cat $work/out'
+    cluster -- 'batch -o $work/out --ep-overlap=on --wrap "srun true"; cat $work/out'
     ended 0
     has_not "applies to srun's steps"
 }
@@ -248,7 +248,7 @@ t srun --ep-overlap=on true'
     cluster -c "$work/c.conf" -- 't srun -N1 -n1 --ep-overlap=on true
 echo "two"
 t srun -N2 -n4 --ep-overlap=on sleep 60
-sbatch -Q --wait -N2 -n4 -o $work/out --ep-overlap=on --wrap "srun -n4 true || exit 3"
+batch -N2 -n4 -o $work/out --ep-overlap=on --wrap "srun -n4 true || exit 3"
 echo "rc $?: sbatch"; cat $work/out
 echo "off"
 t srun -n2 env; t srun --ep-overlap=off true; SLURM_EP_OVERLAP=on t srun env'

@@ -9,13 +9,16 @@ setup() {
 
 # cluster [run.sh's options] -- SCRIPT: its output, status, and then what every
 # test wants of the cluster afterwards: nothing left over, all nodes idle.  In
-# SCRIPT "t COMMAND..." runs a command and prints "rc STATUS: COMMAND...".
+# SCRIPT "t COMMAND..." runs a command and prints "rc STATUS: COMMAND...", and
+# "batch SBATCH'S WORDS..." submits a job and returns its status ($batch: the same, for programs).
 cluster() {
     local options=()
     while [ "$1" != -- ]; do options+=("$1") && shift; done
     cat >"$work/script" <<END
 work='$work'
 t() { "\$@"; echo "rc \$?: \$*"; }
+batch='$top/tests/cluster/batch.sh'
+batch() { "\$batch" "\$@"; }
 $2
 status=\$?
 for try in \$(seq 100); do

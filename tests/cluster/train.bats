@@ -48,20 +48,20 @@ trained() { # DECISION
 }
 
 @test "sbatch with an inner srun: the job script" {
-    run cluster -u 8 sh -c "sbatch -W -o $TMPDIR/out $top/jobscripts/quickstart.sbatch; status=\$?
+    run cluster -u 8 sh -c "$here/batch.sh -o $TMPDIR/out $top/jobscripts/quickstart.sbatch; status=\$?
         cat $TMPDIR/out; exit \$status"
     trained "overlap on, dispatcher flex, weight gradients delayed"
 }
 
 @test "an inner srun's off wins over the job's lines and drops their companions" {
     sed 's/^exec srun/& --ep-overlap=off/' "$top/jobscripts/quickstart.sbatch" >"$TMPDIR/off.sbatch"
-    run cluster sh -c "sbatch -W -o $TMPDIR/out $TMPDIR/off.sbatch; status=\$?
+    run cluster sh -c "$here/batch.sh -o $TMPDIR/out $TMPDIR/off.sbatch; status=\$?
         cat $TMPDIR/out; exit \$status"
     trained "overlap off, dispatcher alltoall, weight gradients at once"
 }
 
 @test "a program that the batch script starts without srun is one rank and waits for nobody" {
-    run cluster sh -c "sbatch -W -n4 -o $TMPDIR/out --wrap 'ep-train --steps 2 --no-measure'; cat $TMPDIR/out"
+    run cluster sh -c "$here/batch.sh -n4 -o $TMPDIR/out --wrap 'ep-train --steps 2 --no-measure'; cat $TMPDIR/out"
     echo "$output" | cut -c 1-300
     grep -q '^ep-train: overlap off, .*host engine, 1 rank$' <<<"$output"
 }
