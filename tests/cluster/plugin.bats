@@ -350,3 +350,38 @@ END
     has_not NVTE_
     has 'no GPUs: host engine'
 }
+
+# Steps of every kind, whose user and node hear of the plugin once.
+listed_twice() { # how: a line that makes plugstack.conf from $f; what slurmd's log says
+    cluster -- "f=\$EPO_CLUSTER_DIR/etc/plugstack.conf
+$1"'
+t srun -N2 -n2 --ep-overlap=on --ep-dispatcher=flex printenv EP_OVERLAP_DECISION EP_OVERLAP_REASON
+t srun printenv EP_OVERLAP_DECISION
+SLURM_EP_OVERLAP=on t srun --ep-overlap=off printenv LD_PRELOAD
+printf "#!/bin/sh\n#SBATCH --ep-overlap=on\nsrun printenv EP_OVERLAP_DECISION\n" >$work/job
+sbatch -Q -o $work/out $work/job
+for i in $(seq 100); do [ -z "$(squeue -h)" ] && break; sleep 0.1; done
+cat $work/out
+srun --help | grep -c -e --ep-overlap='
+    has_not 'provided by both'
+    times 3 '^on$'
+    times 2 '^--ep-overlap=on, the command line; no GPUs: host engine$'
+    times 2 '^ep-overlap: on, dispatcher'
+    times 1 '^ep-overlap: off ('
+    times 2 '^rc 1: srun' # no variable
+    times 1 '^1$'
+    [ "$(grep -c 'ep-overlap: step [0-9.]*: ' "$work/slurmd.log")" = 5 ]
+    grep -q "$2" "$work/slurmd.log"
+}
+
+@test "listed twice in plugstack.conf, by hand and by the drop-in, the plugin works once" {
+    # shellcheck disable=SC2016
+    listed_twice 'mkdir $f.d && cp $f $f.d/zz.conf && { sed "s|conf=.*|conf=/gone|" $f; echo "include $f.d/*.conf"; } >$f.new && mv $f.new $f' \
+        'error: ep-overlap: plugstack.conf lists ep_overlap.so 2 times: the last line counts, take the others out'
+}
+
+@test "two files of the plugin in plugstack.conf: the last one works" {
+    # shellcheck disable=SC2016
+    listed_twice 'mkdir $f.d && cp $EPO_PLUGIN $f.d/ && { sed "s|conf=.*|conf=/gone|" $f; sed "s|^optional [^ ]*|optional $f.d/ep_overlap.so|" $f; } >$f.new && mv $f.new $f' \
+        'error: ep-overlap: plugstack.conf lists 2 files ep_overlap.so: the last one works, take the others out'
+}

@@ -205,3 +205,28 @@ END
     run "$tool" check --config
     [ "$status" = 2 ]
 }
+
+@test "check: of several lines in plugstack.conf the last counts, and they are told" {
+    site '* h100 8'
+    local here
+    here=$(pwd -P)
+    mkdir -p etc/plugstack.conf.d
+    export SLURM_CONF=$here/etc/slurm.conf
+    echo "optional /gone/ep_overlap.so conf=/gone.conf" >etc/plugstack.conf
+    run timeout 100 "$tool" check --node --json
+    [[ $output == *'"plugstack_lines": 1,'* ]]
+    [[ $output == *'"configuration": "/gone.conf"'* ]]
+    echo "include plugstack.conf.d/*" >>etc/plugstack.conf
+    echo "required pyxis.so" >etc/plugstack.conf.d/pyxis.conf
+    echo "# optional ep_overlap.so conf=/no.conf" >etc/plugstack.conf.d/zy.conf
+    echo "optional $here/ep_overlap.so conf=$here/site.conf" >etc/plugstack.conf.d/zz.conf
+    run timeout 100 "$tool" check --node
+    [ "$status" = 0 ]
+    row configuration "$here/site.conf"
+    grep -q "^  plugin *$here/ep_overlap.so, in $here/etc/plugstack.conf.d/zz.conf," <<<"$output"
+    grep -qx '    WARNING: listed 2 times in plugstack.conf: the last line counts, take the others out' <<<"$output"
+    echo "optional ep_overlap.so" >etc/plugstack.conf.d/zz.conf # without its own: the built-in one
+    run timeout 100 "$tool" check --node --json
+    [[ $output == *'"plugstack_lines": 2,'* ]]
+    [[ $output != *gone* ]]
+}

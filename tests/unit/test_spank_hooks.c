@@ -4,6 +4,7 @@
  * functions of Slurm's own that this file stands in for.
  */
 #include "context.h"
+#include "listed.h"
 #include "unit.h"
 
 #include "core/names.h"
@@ -127,14 +128,18 @@ static int give(const char *name, const char *argument, int remote) {
     return -1;
 }
 
-static void load(spank_context_t where, const char *argument) {
+static void load_line(const char *argument) {
     char *arguments[] = {(char *)(uintptr_t)argument, NULL};
+    CU_ASSERT_EQUAL(slurm_spank_init(NULL, argument != NULL, arguments), 0);
+}
+
+static void load(spank_context_t where, const char *argument) {
     context = where;
     option_count = variable_count = 0;
     logged[0] = '\0';
     refuse_items = 0;
     step = 0;
-    CU_ASSERT_EQUAL(slurm_spank_init(NULL, argument != NULL, arguments), 0);
+    load_line(argument);
 }
 
 static void remote_hooks_never_fail_before_the_task(void) {
@@ -203,6 +208,67 @@ static void srun_leaves_its_record(void) {
     CU_ASSERT_PTR_NULL(getenv(EPO_STEP_RECORD));
 }
 
+static int count(const char *text, const char *part) {
+    int found = 0;
+    while ((text = strstr(text, part)) != NULL)
+        found++, text += strlen(part);
+    return found;
+}
+
+/* Two lines of plugstack.conf, in a process of srun's and in one of a node's. */
+static void listed_twice_works_once(void) {
+    load(S_CTX_LOCAL, "conf=relative");
+    load_line("conf=/nonexistent");
+    CU_ASSERT_EQUAL(option_count, EP_FLAG_COUNT); /* Slurm complains of others */
+    CU_ASSERT_EQUAL(give("ep-overlap", "off", 0), 0);
+    unsetenv(EPO_STEP_RECORD);
+    CU_ASSERT_EQUAL(slurm_spank_init_post_opt(NULL, 0, NULL), 0);
+    CU_ASSERT_PTR_NULL(getenv(EPO_STEP_RECORD));
+    CU_ASSERT_EQUAL(slurm_spank_init_post_opt(NULL, 0, NULL), 0);
+    CU_ASSERT_PTR_NOT_NULL(getenv(EPO_STEP_RECORD));
+    CU_ASSERT_EQUAL(slurm_spank_exit(NULL, 0, NULL) + slurm_spank_exit(NULL, 0, NULL), 0);
+    CU_ASSERT_STRING_EQUAL(logged, ""); /* a user cannot mend it */
+    unsetenv(EPO_STEP_RECORD);
+
+    load(S_CTX_REMOTE, "conf=relative");
+    load_line("conf=/nonexistent");
+    load_line("conf=/absent");
+    for (int i = 0; i < 3; i++)
+        CU_ASSERT_EQUAL(slurm_spank_init_post_opt(NULL, 0, NULL), 0);
+    CU_ASSERT_PTR_NOT_NULL(strstr(logged, "lists ep_overlap.so 3 times: the last line counts"));
+    CU_ASSERT_EQUAL(count(logged, "times: "), 1);
+    CU_ASSERT_EQUAL(count(logged, "ep-overlap: step "), 1);
+    CU_ASSERT_PTR_NOT_NULL(strstr(logged, "/absent: "));
+    for (int i = 0; i < 3; i++)
+        CU_ASSERT_EQUAL(slurm_spank_exit(NULL, 0, NULL), 0);
+    load(S_CTX_REMOTE, NULL); /* one line again */
+    CU_ASSERT_EQUAL(option_count, EP_FLAG_COUNT);
+    CU_ASSERT_EQUAL(slurm_spank_init_post_opt(NULL, 0, NULL), 0);
+    CU_ASSERT_EQUAL(count(logged, "times: "), 0);
+    CU_ASSERT_EQUAL(count(logged, "ep-overlap: step "), 1);
+    CU_ASSERT_EQUAL(slurm_spank_exit(NULL, 0, NULL), 0);
+}
+
+/* (Real copies: tests/cluster/plugin.bats.) */
+static void files_before_and_behind(void) {
+    static const char own = 0;
+    int before = -1, behind = -1;
+    ep_listed_files("ep_overlap.so", &own, &before, &behind);
+    CU_ASSERT(before == 0 && behind == 0);
+    ep_listed_files("libc.so.6", &own, &before, &behind); /* the program is loaded first */
+    CU_ASSERT(before == 0 && behind == 1);
+    ep_listed_files("libc.so.6", (const void *)(uintptr_t)&strlen, &before, &behind);
+    CU_ASSERT(before == 0 && behind == 0);
+    ep_listed_files("libc.so.6", NULL, &before, &behind);
+    CU_ASSERT(before == 1 && behind == 0);
+    struct ep_listed listed = {.files = 1, .lines = 1};
+    logged[0] = '\0';
+    ep_listed_tell(&listed, &wrap_spank_real);
+    CU_ASSERT_PTR_NOT_NULL(strstr(logged, "lists 2 files ep_overlap.so: the last one works"));
+    listed = (struct ep_listed){.lines = 0}; /* this file stands back */
+    CU_ASSERT_FALSE(ep_listed_turn(&listed, EP_HOOK_TASK));
+}
+
 static void long_values_are_read_whole(void) {
     char value[8000];
     memset(value, 'v', sizeof value - 1);
@@ -263,6 +329,8 @@ int main(void) {
                                  TEST(a_refused_task_exits_with_one),
                                  TEST(other_contexts_do_nothing),
                                  TEST(srun_leaves_its_record),
+                                 TEST(listed_twice_works_once),
+                                 TEST(files_before_and_behind),
                                  TEST(long_values_are_read_whole),
                                  TEST(arguments_end_where_they_end),
                                  TEST(groups_include_the_primary_one),

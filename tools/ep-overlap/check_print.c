@@ -45,6 +45,10 @@ static void print_setup(const check *c) {
     printf("  plugin         %s%s%s, built for Slurm %s\n", or_unknown(v->plugin),
            v->plugstack[0] != '\0' ? ", in " : ", in no plugstack.conf", v->plugstack,
            or_unknown(v->built_for));
+    if (v->listed > 1)
+        printf("    WARNING: listed %d times in plugstack.conf: the last line counts, take the "
+               "others out\n",
+               v->listed);
     printf("  Slurm          %s%s\n", or_unknown(v->slurm),
            v->mismatch ? "  ERROR: another release than the plugin was built for" : "");
     printf("  engines        %s, in %s%s\n",
@@ -183,6 +187,7 @@ static void json_setup(epo_json *json, const check *c) {
     epo_json_text(json, "version", PACKAGE_VERSION);
     epo_json_text(json, "plugin", v->plugin[0] != '\0' ? v->plugin : NULL);
     epo_json_text(json, "plugstack", v->plugstack[0] != '\0' ? v->plugstack : NULL);
+    epo_json_integer(json, "plugstack_lines", v->listed);
     epo_json_text(json, "plugin_slurm", v->built_for[0] != '\0' ? v->built_for : NULL);
     epo_json_text(json, "slurm", v->slurm[0] != '\0' ? v->slurm : NULL);
     epo_json_bool(json, "slurm_matches", !v->mismatch);

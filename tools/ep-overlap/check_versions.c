@@ -35,63 +35,59 @@ bool check_own_file(const char *relative, const char *compiled, char path[CHECK_
     return snprintf(path, CHECK_PATH, "%s", compiled) < CHECK_PATH && access(path, R_OK) == 0;
 }
 
-/* "optional /path/ep_overlap.so conf=/path": true when the line is about us. */
-static bool read_line(char *line, check_versions *v) {
+/* "optional /path/ep_overlap.so conf=/path": when the line is about us, it counts more than one
+ * before. */
+static void read_line(char *line, const char *path, check_versions *v) {
     char *rest = NULL;
     strtok_r(line, " \t\r\n", &rest); /* optional or required */
     const char *plugin = strtok_r(NULL, " \t\r\n", &rest);
     if (plugin == NULL || strcmp(probe_base(plugin), "ep_overlap.so") != 0)
-        return false;
-    if (plugin[0] == '/')
-        snprintf(v->plugin, sizeof v->plugin, "%s", plugin);
+        return;
+    v->listed++;
+    v->config[0] = '\0';
+    snprintf(v->plugstack, sizeof v->plugstack, "%s", path);
+    snprintf(v->plugin, sizeof v->plugin, "%s", plugin[0] == '/' ? plugin : "");
     for (char *word; (word = strtok_r(NULL, " \t\r\n", &rest)) != NULL;)
         if (strncmp(word, "conf=", 5) == 0)
             snprintf(v->config, sizeof v->config, "%s", word + 5);
-    return true;
 }
 
-static bool read_plugstack(const char *path, int depth, check_versions *v);
+static void read_plugstack(const char *path, int depth, check_versions *v);
 
-static bool read_included(const char *folder, const char *pattern, int depth, check_versions *v) {
+static void read_included(const char *folder, const char *pattern, int depth, check_versions *v) {
     char full[CHECK_PATH];
     glob_t found;
-    bool ours = false;
     if (depth == NESTING)
-        return false;
+        return;
     if (pattern[0] == '/')
         snprintf(full, sizeof full, "%s", pattern);
     else if (!probe_join(full, folder, pattern))
-        return false;
+        return;
     if (glob(full, 0, NULL, &found) != 0)
-        return false;
-    for (size_t i = 0; i < found.gl_pathc && !ours; i++)
-        ours = read_plugstack(found.gl_pathv[i], depth + 1, v);
+        return;
+    for (size_t i = 0; i < found.gl_pathc; i++)
+        read_plugstack(found.gl_pathv[i], depth + 1, v);
     globfree(&found);
-    return ours;
 }
 
-static bool read_plugstack(const char *path, int depth, check_versions *v) {
+static void read_plugstack(const char *path, int depth, check_versions *v) {
     char line[CHECK_PATH], folder[CHECK_PATH];
     FILE *file = fopen(path, "re");
-    bool ours = false;
     if (file == NULL)
-        return false;
+        return;
     snprintf(folder, sizeof folder, "%s", path);
     probe_up(folder);
-    while (!ours && fgets(line, sizeof line, file) != NULL) {
+    while (fgets(line, sizeof line, file) != NULL) {
         char *at = line + strspn(line, " \t");
         if (strncmp(at, "include", 7) == 0 && (at[7] == ' ' || at[7] == '\t')) {
             at += 8 + strspn(at + 8, " \t");
             at[strcspn(at, " \t\r\n")] = '\0';
-            ours = read_included(folder, at, depth, v);
+            read_included(folder, at, depth, v);
         } else if (at[0] != '#') {
-            ours = read_line(at, v);
-            if (ours)
-                snprintf(v->plugstack, sizeof v->plugstack, "%s", path);
+            read_line(at, path, v);
         }
     }
     fclose(file);
-    return ours;
 }
 
 static void find_plugstack(check_versions *v) {
@@ -103,13 +99,13 @@ static void find_plugstack(check_versions *v) {
         snprintf(folder, sizeof folder, "%s", conf);
         probe_up(folder);
         if (probe_join(path, folder, "plugstack.conf") && access(path, R_OK) == 0) {
-            (void)read_plugstack(path, 0, v);
+            read_plugstack(path, 0, v);
             return;
         }
     }
-    for (const char *const *f = folders; *f != NULL; f++)
-        if (probe_join(path, *f, "plugstack.conf") && read_plugstack(path, 0, v))
-            return;
+    for (const char *const *f = folders; *f != NULL && v->listed == 0; f++)
+        if (probe_join(path, *f, "plugstack.conf"))
+            read_plugstack(path, 0, v);
 }
 
 /* The first line that the command prints; false when it fails or takes too long. */
