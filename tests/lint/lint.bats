@@ -128,6 +128,27 @@ END
     found "lib/core/a.c:2:"
 }
 
+@test "docs: a link and a path that lead nowhere, a line too long" {
+    mkdir -p "$tree/docs"
+    plant tests/one.c 'int a;'
+    # shellcheck disable=SC2016
+    printf '%s\n' '[there](docs/a.md#part), [far](https://one.example/x), `tests/one`, ../tests/none.' >"$tree/README.md"
+    { echo '[up](../README.md)' && printf '|%0121d|\n' 0; } >"$tree/docs/a.md"
+    run "$lint/docs.sh" "$tree"
+    quiet
+    # shellcheck disable=SC2016
+    printf '%s\n' '' '[gone](docs/none.md)' 'see `tests/two.sh`, then' >>"$tree/README.md"
+    { echo '[up](README.md)' && printf '%0121d\n' 0; } >>"$tree/docs/a.md"
+    run "$lint/docs.sh" "$tree"
+    found "README.md:3: leads nowhere: docs/none.md"
+    found "README.md:4: is not there: tests/two.sh"
+    found "docs/a.md:3: leads nowhere: README.md"
+    found "docs/a.md:4: longer than 120"
+    rm "$tree/README.md" "$tree/docs/a.md"
+    run "$lint/docs.sh" "$tree"
+    [ "$status" = 2 ]
+}
+
 manual_tree() { # what manual.sh reads of the tree, and nothing built
     local file
     for file in docs/man lib/core/options.c lib/core/names.h lib/core/config.c spank/options.c tools/ep-overlap/tool.h etc/ep_overlap.conf; do
