@@ -32,6 +32,7 @@ typedef struct reader {
     int nesting;
     bool runs;       /* the command is a program's: neither an assignment nor an array */
     bool prints;     /* the command is echo or printf: it only says what it is given */
+    bool evaluates;  /* the command is eval */
     bool in_program; /* behind a training script */
     bool harness;    /* one of Bridge's performance scripts */
     bool launched;   /* behind python or torchrun */
@@ -345,10 +346,22 @@ static epo_status read_variable(reader *r, const epo_word *word) {
 
 static epo_status read_words(reader *r);
 
+/* A line of the inner text says little: where the text stands is told. */
+static epo_status fail_inside(const reader *r, const epo_word *text, epo_status status) {
+    char why[200];
+    if (status != EPO_E_ARG)
+        return status;
+    snprintf(why, sizeof why, "%s", epo_fail_text());
+    if (r->name == NULL || text->line == 0)
+        return epo_fail(status, "the command: what its shell is given: %s", why);
+    return epo_fail(status, "%.128s:%u: what its shell is given: %s", r->name, text->line, why);
+}
+
 /* bash -c "TEXT": the words are inside. */
 static epo_status read_inner_shell(reader *r, const epo_word *text) {
     epo_words inner = {0};
-    epo_status status = epo_words_split(&inner, text->text, strlen(text->text));
+    epo_status status =
+        fail_inside(r, text, epo_words_split(&inner, text->text, strlen(text->text)));
     for (size_t i = 0; i < inner.count; i++)
         inner.word[i].line = text->line;
     reader nested = *r;
@@ -392,6 +405,7 @@ static void follow_command(reader *r, const epo_word *word) {
     r->runs = !is_flag(word->text) && !is_variable(word->text) && word->text[0] != '$' &&
               strchr(word->text, '=') == NULL;
     r->prints = r->runs && (strcmp(word->text, "echo") == 0 || strcmp(word->text, "printf") == 0);
+    r->evaluates = r->runs && strcmp(word->text, "eval") == 0;
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         r->runs = r->runs && strcmp(word->text, others[i]) != 0;
 }
@@ -426,6 +440,8 @@ static epo_status read_word(reader *r, const epo_word *word) {
         r->at++;
         return read_inner_shell(r, peek(r, 0));
     }
+    if (r->evaluates && strpbrk(word->text, " \t\n") != NULL && r->nesting < NESTING_MAX)
+        return read_inner_shell(r, word); /* eval "$COMMAND" */
     if (is_variable(word->text))
         return read_variable(r, word);
     if (is_flag(word->text))

@@ -10,8 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DEFAULTS_MAX 8      /* ${A:-${B:-...}} */
-#define ARITHMETIC_MAX 4096 /* bytes of (( )), so that many of ( cost no more */
+#define DEFAULTS_MAX 8         /* ${A:-${B:-...}} */
+#define LOOKED_MAX (16u << 20) /* bytes of $( ) looked at in vain */
+#define ARITHMETIC_MAX 4096    /* bytes of (( )), so that many of ( cost no more */
 
 epo_status epo_words_add(epo_words *words, const char *text, unsigned line, bool open,
                          bool begins) {
@@ -187,6 +188,41 @@ static const char *skip_bracket(const char *at, const char *end, char open, char
     return end;
 }
 
+/* The same past quotes, as a shell reads $( ) and ${ }; in quotes an apostrophe of ${ } is none.
+ * One that reaches over a line is rather a here-document's or a comment's: without quotes then. */
+static const char *skip_expansion(epo_splitter *s, char open, char close) {
+    int depth = 0;
+    char quote = '\0';
+    bool has_apostrophes = open == '(' || s->quote != '"';
+    const char *at = s->at;
+    for (; at < s->end && s->looked < LOOKED_MAX && !(quote != '\0' && *at == '\n'); at++) {
+        if (*at == '\\' && quote != '\'')
+            at++;
+        else if (quote != '\0')
+            quote = *at == quote ? '\0' : quote;
+        else if (*at == '"' || (*at == '\'' && has_apostrophes))
+            quote = *at;
+        else
+            depth += (*at == open) - (*at == close);
+        if (depth == 0)
+            return at + 1;
+    }
+    s->looked += (size_t)(at - s->at);
+    return skip_bracket(s->at, s->end, open, close);
+}
+
+/* `command`: its words are none of this command's. */
+static bool take_backquotes(epo_splitter *s) {
+    const char *at = s->at + 1;
+    while (at < s->end && *at != '`')
+        at += 1 + (*at == '\\');
+    if (at >= s->end)
+        return false;
+    push_unknown(s);
+    epo_split_leap(s, s->at, at + 1);
+    return true;
+}
+
 static void expand_named(epo_splitter *s, const char *name, size_t length) {
     const char *value = epo_split_value(s, name, length);
     if (value != NULL) {
@@ -216,7 +252,8 @@ static void expand_default(epo_splitter *s, const char *from, const char *to) {
     for (s->at = from, s->end = to; s->at < to;) {
         if (*s->at == '$' && s->quote != '\'') {
             take_dollar(s);
-        } else if ((*s->at == '"' || *s->at == '\'') && (s->quote == quote || s->quote == *s->at)) {
+        } else if ((*s->at == '"' || (*s->at == '\'' && quote != '"')) &&
+                   (s->quote == quote || s->quote == *s->at)) {
             s->quote = s->quote == quote ? *s->at : quote;
             s->at++;
         } else {
@@ -268,7 +305,7 @@ static bool take_argument(epo_splitter *s, const char *start, const char *close)
 
 /* ${NAME}, ${NAME:-value}, ${NAME=value}; anything else in braces stays open. */
 static void take_braces(epo_splitter *s) {
-    const char *start = s->at + 1, *close = skip_bracket(s->at, s->end, '{', '}');
+    const char *start = s->at + 1, *close = skip_expansion(s, '{', '}');
     size_t length = 0;
     while (start + length < close && epo_split_is_name(start[length]))
         length++;
@@ -286,8 +323,10 @@ static void take_braces(epo_splitter *s) {
         push_unknown(s);
         s->many = s->many || *tail == '[' || *start == '@';
         bool is_array = epo_split_value(s, start, length) != NULL && *tail == '[';
-        if (!is_array) /* whose words stand where it was assigned */
+        if (!is_array) { /* whose words stand where it was assigned */
             epo_split_push(s, '{');
+            epo_split_push(s, '}');
+        }
     }
     epo_split_leap(s, start, close);
 }
@@ -299,9 +338,10 @@ static void take_dollar(epo_splitter *s) {
     } else if (*s->at == '{') {
         take_braces(s);
     } else if (*s->at == '(') {
-        epo_split_leap(s, s->at, skip_bracket(s->at, s->end, '(', ')'));
+        epo_split_leap(s, s->at, skip_expansion(s, '(', ')'));
         push_unknown(s);
-        epo_split_push(s, '(');
+        epo_split_push(s, '('); /* whole, as bash -c reads it again */
+        epo_split_push(s, ')');
     } else if (epo_split_is_name(*s->at) && !isdigit((unsigned char)*s->at)) {
         const char *start = s->at;
         while (s->at < s->end && epo_split_is_name(*s->at))
@@ -327,6 +367,8 @@ static void take_quoted(epo_splitter *s) {
         s->at++;
     } else if (s->quote == '"' && c == '$') {
         take_dollar(s);
+    } else if (s->quote == '"' && c == '`' && take_backquotes(s)) {
+        return;
     } else if (s->quote == '"' && c == '\\' && s->at + 1 < s->end) {
         s->at++;
         if (*s->at != '\n')
@@ -375,7 +417,7 @@ static void take_plain(epo_splitter *s) {
         epo_split_note_document(s);
     if (c == '(' && (epo_split_definition(s) || take_arithmetic(s)))
         return;
-    if (c == 'f' && epo_split_function_word(s))
+    if ((c == 'f' && epo_split_function_word(s)) || (c == '`' && take_backquotes(s)))
         return;
     if (c == '\\' && s->at + 1 < s->end) {
         s->at++;

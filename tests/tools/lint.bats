@@ -403,6 +403,14 @@ END
     run "$tool" lint cut.sh
     [ "$status" -eq 3 ]
     [[ $output == *"line 1: a quote"* ]]
+    for command in "bash -c" eval; do
+        printf 'A=(--bf16)\n%s "python pretrain_gpt.py it'"'"'s"\n' "$command" >inner.sh
+        run "$tool" lint inner.sh
+        [ "$status" -eq 3 ]
+        [[ $output == "ep-overlap lint: inner.sh:2: what its shell is given: line 1: a quote (') is never closed" ]]
+    done
+    run "$tool" lint -- bash -c "it's"
+    [[ $status -eq 3 && $output == *"lint: the command: what its shell is given: line 1: a quote"* ]]
 }
 
 @test "inputs without settings are status 4" {

@@ -226,6 +226,17 @@ static void inner_shells_are_looked_into(void) {
     check_fact(facts, "bf16", "true");
     check_fact(facts, "num_moe_experts", "8");
     epo_facts_destroy(facts);
+    facts = epo_facts_create();
+    epo_command c =
+        read_script("C=\"torchrun -H $(hostname) pretrain_gpt.py --bf16\"; [ t ] && C+=' --fp16'\n"
+                    "eval \"$C\" '--num-experts 8'; eval --sequence-parallel",
+                    facts);
+    CU_ASSERT_EQUAL(c.framework, EPO_FRAMEWORK_MEGATRON_LM);
+    check_fact(facts, "bf16", "true");
+    check_fact(facts, "fp16", "(unknown)");
+    check_fact(facts, "num_moe_experts", "8");
+    check_fact(facts, "sequence_parallel", "true");
+    epo_facts_destroy(facts);
 }
 
 static void what_follows_is_derived(void) {

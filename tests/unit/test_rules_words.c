@@ -30,11 +30,11 @@ static void words_split_as_a_shell_does(void) {
     check_words("a 'b c' \"d e\"f", "/a|b c|d ef");
     check_words("a \\\n b # comment\nc", "/a|b/c");
     check_words("X=1 Y=\"$X 2\"\necho $Y \"$Y\" ${X}", "/X=1|Y=1 2/echo|1|2|1 2|1");
-    check_words("echo ${N:-8} ${M:-$N} $(date) $UNSET", "/echo|8|$N?|$(?|$UNSET?");
+    check_words("echo ${N:-8} ${M:-$N} $(date) $UNSET", "/echo|8|$N?|$()?|$UNSET?");
     check_words("A=1; echo ${A-2} ${B-2} ${B:-'x y'} \"${B:-\"3\"}\"", "/A=1/echo|1|2|x y|3");
     check_words("A=; echo ${A:-2}${A-3} ${B:-${A:-${C:-4}}}", "/A=/echo|2|4");
     check_words("D=$(date); echo ${D:-2} ${E:=5} $E; : ${F=6}; echo $F",
-                "/D=$(?/echo|$(?|5|5/:|6/echo|6");
+                "/D=$()?/echo|$()?|5|5/:|6/echo|6");
     check_words("A=\"--x 1 $UNSET\"; A+=' --y'; run $A",
                 "/A=--x 1 $UNSET?/A+= --y/run|--x|1|$UNSET?|--y");
     check_words("A=1; if t; then A=2; B=3; fi; run $A $B", "/A=1/if|t/then|A=2/B=3/fi/run|$A?|$B?");
@@ -65,15 +65,23 @@ static void words_split_as_a_shell_does(void) {
                 "/A=1/while|t/do|A=2/for|b|in|c/do|d/done/A=3/done/B=2/run|$A?|2");
     check_words("A=1; grep -q b c && A=2\nrun $A", "/A=1/grep|-q|b|c/A=2/run|$A?");
     check_words("A=1; cd b && A=2\nrun $A", "/A=1/cd|b/A=2/run|2");
-    check_words("A='--x 8'; run ${A/8/4} ${A:+--y} ${A%8}", "/A=--x 8/run|${?|${?|${?");
+    check_words("A='--x 8'; run ${A/8/4} ${A:+--y} ${A%8}", "/A=--x 8/run|${}?|${}?|${}?");
     check_words("#SBATCH --ep-overlap=on -N 2 # two\n # SBATCH x\nrun #SBATCH y",
                 "/--ep-overlap=on|-N|2/run");
-    check_words("run \"${A[@]}\"", "/run|${?");
+    check_words("run \"${A[@]}\"", "/run|${}?");
     check_words("A=( --x 1 ) && run \"${A[@]}\" --y", "/A=/--x|1/run|$?|--y");
     check_words("echo \"$@ --flag\"", "/echo|$@ --flag?");
     check_words("echo '' \"\"", "/echo||");
     check_words("a\\ b 'it'\\''s'", "/a b|it's");
     check_words("a\\", "/a\\");
+    /* brackets and quotes inside of what only a shell can tell */
+    check_words("A=$(b ')' \")\" --x); run --y", "/A=$()?/run|--y");
+    check_words("run ${A:-\"}\"} \"${A:-it's}\" ${A:-'a}'} --y", "/run|}|it's|a}|--y");
+    check_words("run \"$(a \"b)\" \\\")\" --y", "/run|$()?|--y");
+    check_words("A=$(cat <<X\nit's (so)\nX\n); run 'a)' --y", "/A=$()?/run|a)|--y");
+    check_words("A=$(a # don't\n); run '--y'", "/A=$()?/run|--y");
+    check_words("run `a --x | b; c` --y \"d`e \"f\"`\"", "/run|$?|--y|d$?");
+    check_words("run a` --y", "/run|a`?|--y");
     check_words("a $? $1b $# c$", "/a|$??|$1b?|$#?|c$");
     check_words("", "");
 }
@@ -173,7 +181,7 @@ static void arguments_stand_where_they_are_used(void) {
                 "/f|a/while|t/do|run|$1?/shift/done");
     check_words("f() { set -e; run $1; set -- b; run $1; }; f a",
                 "/f|a/set|-e/run|a/set|--|b/run|$1?");
-    check_words("f() { run ${@: -1} \"$@\"; }; f a", "/f|a/run|${?|$@?");
+    check_words("f() { run ${@: -1} \"$@\"; }; f a", "/f|a/run|${}?|$@?");
     /* what only a shell can tell: how many words $U and an array are, and what they hold */
     check_words("f() { run $1 \"$2\" $#; }; f \"$U\" a", "/f/run|$U?|a|$#?");
     check_words("f() { run $1 $2 \"$@\"; }; f a $U b", "/f/run|a|$2?|a|$U?|b");
