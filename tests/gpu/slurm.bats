@@ -51,7 +51,7 @@ case $program in
 torch_alltoall.py)
     echo "all-to-all    64.0 MB even     20.0 ms   100.0 GB/s to other ranks"
     [ "$EP_OVERLAP_DECISION" != on ] ||
-        echo "ep-overlap: NCCL messages of rank 0: 8.0 MB in 1 communicators, 9 all-to-all exchanges (8.0 MB); ${CARRIED:-6.0} MB carried by copy engines"
+        echo "ep-overlap: NCCL messages of rank 0: 8.0 MB in 1 communicators, 9 all-to-all exchanges (8.0 MB); ${CARRIED:-3.0} MB carried by copy engines; left to NCCL mostly for: late peer (4.0 MB), small message (1.0 MB)"
     [ -n "$BAD_ELEMENTS" ] || echo "every element as its sender sent it" ;;
 *)
     for i in 1 2; do
@@ -66,16 +66,16 @@ END
     echo "$output"
     cat "$BATS_TEST_TMPDIR"/gpu/results/slurm/*.out
     [ "$status" = 1 ] # (the second script says nothing of bytes)
-    grep -q "^case	torch-alltoall carried	ok	6.0 of 8.0 MB" <<<"$output"
+    grep -q "^case	torch-alltoall carried	ok	3.0 of 8.0 MB, 4.0 left for late peers" <<<"$output"
     grep -q "^case	torch-moe carried	FAIL	none of 0 MB: no line says so" <<<"$output"
     grep -q "^case	torch-alltoall	ok	.*64.0 MB even 20.000 20.000 1.00" <<<"$output"
     grep -q "^case	torch-moe	ok	2 losses, on as off: 4.0E+00" <<<"$output"
     grep -q "^case	megatron-core-moe	skip	" <<<"$output"
-    BAD_ELEMENTS=1 LOSS_ON=5 CARRIED=0.0 EPO_SCRIPTS="alltoall moe" run timeout 200 "$top/tests/gpu/slurm.sh" "$BATS_TEST_TMPDIR/gpu"
+    BAD_ELEMENTS=1 LOSS_ON=5 CARRIED=1.9 EPO_SCRIPTS="alltoall moe" run timeout 200 "$top/tests/gpu/slurm.sh" "$BATS_TEST_TMPDIR/gpu"
     echo "$output"
     [ "$status" = 1 ]
     [[ $output != *megatron* ]]
-    grep -q "^case	torch-alltoall carried	FAIL	0.0 of 8.0 MB: ep-overlap: NCCL messages" <<<"$output"
+    grep -q "^case	torch-alltoall carried	FAIL	1.9 of 8.0 MB: ep-overlap: NCCL messages" <<<"$output" # not a quarter
     grep -q "^case	torch-alltoall	FAIL	" <<<"$output"
     grep -q "^case	torch-moe	FAIL	losses of on and off differ: 2 5.0E+00 against 2 4.0E+00" <<<"$output"
 }
