@@ -22,21 +22,27 @@ typedef struct step {
     char source[200];
 } step;
 
+/* What a shell's own command does with the names behind it. */
+typedef enum verb { VERB_NONE, VERB_DECLARE, VERB_EXPORT, VERB_UNSET } verb;
+
 typedef struct reader {
     const epo_words *words;
     size_t at;
     const char *name;
     bool is_script;
     epo_facts *facts;
+    epo_facts *shell; /* of a script: NAME, assigned; "export NAME", exported */
     epo_command command;
     int nesting;
-    bool runs;       /* the command is a program's: neither an assignment nor an array */
-    bool prints;     /* the command is echo or printf: it only says what it is given */
-    bool evaluates;  /* the command is eval */
-    bool in_program; /* behind a training script */
-    bool harness;    /* one of Bridge's performance scripts */
-    bool launched;   /* behind python or torchrun */
-    bool seen;       /* a command that starts a training program */
+    verb verb;
+    bool exports_all; /* set -a */
+    bool runs;        /* the command is a program's: neither an assignment nor an array */
+    bool prints;      /* the command is echo or printf: it only says what it is given */
+    bool evaluates;   /* the command is eval */
+    bool in_program;  /* behind a training script */
+    bool harness;     /* one of Bridge's performance scripts */
+    bool launched;    /* behind python or torchrun */
+    bool seen;        /* a command that starts a training program */
     step step;
 } reader;
 
@@ -245,6 +251,8 @@ static epo_status read_harness_flag(reader *r, const epo_word *word) {
     return EPO_OK;
 }
 
+static epo_status read_export(reader *r, const epo_word *word, const char *value);
+
 static epo_status read_flag(reader *r, const epo_word *word) {
     char name[NAME_MAX_], path[NAME_MAX_], label[NAME_MAX_];
     const char *equals = strchr(word->text, '=');
@@ -258,6 +266,8 @@ static epo_status read_flag(reader *r, const epo_word *word) {
     snprintf(path, sizeof path, "%s", name);
     if (!r->in_program && read_step_option(r, word, name, equals == NULL ? NULL : equals + 1))
         return EPO_OK;
+    if (!r->in_program && strcmp(name, "export") == 0)
+        return read_export(r, word, equals == NULL ? NULL : equals + 1);
     if (map_launcher(name, path))
         return put_launcher(r, word, path, equals == NULL ? NULL : equals + 1);
     map_harness(r, word->text, path);
@@ -311,36 +321,108 @@ static bool is_variable(const char *text) {
     return n > 0 && text[n] == '=';
 }
 
+static bool is_exported(const reader *r, const char *name, size_t length) {
+    char key[NAME_MAX_];
+    snprintf(key, sizeof key, "export %.*s", (int)length, name);
+    return r->exports_all || epo_fact_is_true(epo_facts_find(r->shell, key));
+}
+
 /* A variable counts if it is exported or stands before a program. */
-static bool reaches_program(const reader *r) {
-    if (!r->is_script)
+static bool reaches_program(const reader *r, const epo_word *word) {
+    if (!r->is_script || r->verb == VERB_EXPORT ||
+        is_exported(r, word->text, strcspn(word->text, "=")))
         return true;
-    for (size_t back = r->at; !r->words->word[back].begins && back > 0;) {
-        const char *text = r->words->word[--back].text;
-        if (strcmp(text, "export") == 0 || strcmp(text, "env") == 0)
+    for (size_t back = r->at; !r->words->word[back].begins && back > 0;)
+        if (strcmp(r->words->word[--back].text, "env") == 0)
             return true;
-    }
     for (size_t ahead = 1; peek(r, ahead) != NULL && !peek(r, ahead)->begins; ahead++)
         if (!is_variable(peek(r, ahead)->text))
-            return true;
+            return r->verb == VERB_NONE;
     return false;
 }
 
-static epo_status read_variable(reader *r, const epo_word *word) {
+/* `value` NULL: it is not set; `known` false: only a shell can tell. */
+static epo_status put_variable(reader *r, const epo_word *word, const char *name, const char *value,
+                               bool known) {
     char key[NAME_MAX_], script_key[NAME_MAX_ + 16], source[300], label[80];
+    snprintf(key, sizeof key, "env.%s", name);
+    snprintf(script_key, sizeof script_key, "script.%s", key);
+    snprintf(label, sizeof label, "%.64s", name);
+    source_of(r, word, label, source, sizeof source);
+    if (!known || is_maybe(r, word))
+        return epo_facts_set_unknown(r->facts, key, "?", source);
+    epo_status status = epo_facts_set_text(r->facts, key, value, source);
+    return status == EPO_OK && r->is_script
+               ? epo_facts_set_text(r->facts, script_key, value, source)
+               : status;
+}
+
+/* NAME=value. */
+static epo_status read_variable(reader *r, const epo_word *word) {
+    char name[NAME_MAX_ - 8], key[NAME_MAX_];
     size_t length = strcspn(word->text, "=");
     const char *value = word->text + length + 1;
-    if (length + 5 >= sizeof key || !reaches_program(r))
+    if (length >= sizeof name || r->verb == VERB_UNSET)
         return EPO_OK;
-    snprintf(key, sizeof key, "env.%.*s", (int)length, word->text);
-    snprintf(label, sizeof label, "%.*s", length < 64 ? (int)length : 64, word->text);
-    source_of(r, word, label, source, sizeof source);
-    if (word->open || is_maybe(r, word))
-        return epo_facts_set_unknown(r->facts, key, value, source);
-    epo_status status = epo_facts_set_text(r->facts, key, value, source);
-    snprintf(script_key, sizeof script_key, "script.%s", key);
-    if (status == EPO_OK && r->is_script)
-        status = epo_facts_set_text(r->facts, script_key, value, source);
+    snprintf(name, sizeof name, "%.*s", (int)length, word->text);
+    snprintf(key, sizeof key, "export %s", name);
+    epo_status status = EPO_OK;
+    if (r->is_script && (r->verb == VERB_EXPORT || (r->exports_all && !word->maybe)))
+        status = epo_facts_set(r->shell, key, "true", "script");
+    if (status == EPO_OK && reaches_program(r, word))
+        return put_variable(r, word, name, value, !word->open);
+    if (status == EPO_OK && (word->open || word->maybe))
+        return epo_facts_set_unknown(r->shell, name, "?", "script");
+    return status == EPO_OK ? epo_facts_set_text(r->shell, name, value, "script") : status;
+}
+
+/* NAME behind export or unset. */
+static epo_status read_name(reader *r, const epo_word *word) {
+    char key[NAME_MAX_];
+    const char *name = word->text;
+    size_t length = strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789");
+    if (length == 0 || name[length] != '\0' || length + 8 > sizeof key || !r->is_script)
+        return EPO_OK;
+    bool is_unset = r->verb == VERB_UNSET;
+    const epo_fact *value = is_unset ? NULL : epo_facts_find(r->shell, name);
+    snprintf(key, sizeof key, "export %s", name);
+    epo_status status = epo_facts_set(r->shell, key, is_unset ? "false" : "true", "script");
+    if (status != EPO_OK || (!is_unset && value == NULL))
+        return status;
+    return put_variable(r, word, name, is_unset ? NULL : value->text,
+                        is_unset || value->kind != EPO_FACT_UNKNOWN);
+}
+
+/* export, declare -x, export -n, unset, set -a, and the names behind them. */
+static epo_status follow_verb(reader *r, const epo_word *word, bool *taken) {
+    const char *text = word->text;
+    bool is_option = text[0] == '-' && text[1] != '-';
+    *taken = r->verb != VERB_NONE && !is_variable(text);
+    if (r->verb == VERB_NONE || (!is_option && r->verb == VERB_DECLARE))
+        return EPO_OK;
+    if (is_option && r->verb == VERB_EXPORT && strchr(text, 'n') != NULL)
+        r->verb = VERB_UNSET;
+    else if (is_option && r->verb == VERB_DECLARE && strchr(text, 'x') != NULL)
+        r->verb = VERB_EXPORT;
+    else if (is_option && strchr(text, 'f') != NULL)
+        r->verb = VERB_DECLARE; /* functions */
+    return is_option || !*taken ? EPO_OK : read_name(r, word);
+}
+
+/* --export=ALL,NAME=value of srun and sbatch. */
+static epo_status read_export(reader *r, const epo_word *word, const char *value) {
+    char text[VALUE_MAX_], *rest = text;
+    epo_status status = EPO_OK;
+    if (value == NULL || strlen(value) >= sizeof text)
+        return EPO_OK;
+    snprintf(text, sizeof text, "%s", value);
+    for (char *item; status == EPO_OK && (item = strsep(&rest, ",")) != NULL;) {
+        char *equals = strchr(item, '=');
+        if (equals == NULL || equals == item || (size_t)(equals - item) > NAME_MAX_ - 8)
+            continue;
+        *equals = '\0';
+        status = put_variable(r, word, item, equals + 1, strchr(equals + 1, '$') == NULL);
+    }
     return status;
 }
 
@@ -390,32 +472,49 @@ static bool is_training_script(const char *base) {
     return strncmp(base, "pretrain_", 9) == 0 && strstr(base, ".py") != NULL;
 }
 
+/* set -a, set +a, set -o allexport. */
+static void follow_set(reader *r, const epo_word *word) {
+    const epo_word *next = peek(r, 1), *name = peek(r, 2);
+    if (strcmp(word->text, "set") != 0 || next == NULL || next->begins || word->maybe)
+        return;
+    bool is_named = name != NULL && !name->begins && strcmp(name->text, "allexport") == 0;
+    if (strchr("-+", next->text[0]) != NULL && (is_named || strchr(next->text, 'a') != NULL))
+        r->exports_all = next->text[0] == '-';
+}
+
 /* Whether a command that begins so is a program's. */
 static void follow_command(reader *r, const epo_word *word) {
-    static const char *const others[] = {"export", "declare", "local", "readonly", "typeset"};
+    static const char *const others[] = {"export",   "declare", "local",
+                                         "readonly", "typeset", "unset"};
     static const char *const keywords[] = {"then", "else", "elif", "do", "if", "{"};
     const epo_word *before = r->at > 0 ? &r->words->word[r->at - 1] : NULL;
     bool starts = word->begins;
     for (size_t i = 0; before != NULL && i < sizeof keywords / sizeof *keywords; i++)
         starts = starts || (before->begins && strcmp(before->text, keywords[i]) == 0);
-    if (before != NULL && is_variable(before->text) && !r->runs)
+    if (before != NULL && is_variable(before->text) && !r->runs && r->verb == VERB_NONE)
         starts = true; /* NAME=value before a program */
     if (!starts)
         return;
+    bool is_declaration = false;
     r->runs = !is_flag(word->text) && !is_variable(word->text) && word->text[0] != '$' &&
               strchr(word->text, '=') == NULL;
     r->prints = r->runs && (strcmp(word->text, "echo") == 0 || strcmp(word->text, "printf") == 0);
     r->evaluates = r->runs && strcmp(word->text, "eval") == 0;
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        r->runs = r->runs && strcmp(word->text, others[i]) != 0;
+        is_declaration = is_declaration || strcmp(word->text, others[i]) == 0;
+    r->runs = r->runs && !is_declaration;
+    r->verb = strcmp(word->text, "export") == 0  ? VERB_EXPORT
+              : strcmp(word->text, "unset") == 0 ? VERB_UNSET
+              : is_declaration                   ? VERB_DECLARE
+                                                 : VERB_NONE;
+    follow_set(r, word);
 }
 
 /* Where the word stands: before, behind, outside of a training program. */
 static void follow(reader *r, const epo_word *word, const char *base) {
     const epo_word *next = peek(r, 1);
-    r->in_program = (r->in_program && !word->begins) || is_training_script(base);
-    r->launched = (r->launched && !word->begins) || strncmp(base, "python", 6) == 0 ||
-                  strcmp(base, "torchrun") == 0;
+    r->in_program = r->in_program || is_training_script(base);
+    r->launched = r->launched || strncmp(base, "python", 6) == 0 || strcmp(base, "torchrun") == 0;
     r->seen = r->seen || r->in_program || (r->launched && is_override(word->text));
     r->harness = (r->harness && r->in_program) || strcmp(base, "run_script.py") == 0;
     if (strcmp(base, "ep-overlap") == 0 && next != NULL && strcmp(next->text, "exec") == 0)
@@ -429,9 +528,13 @@ static void follow(reader *r, const epo_word *word, const char *base) {
 
 static epo_status read_word(reader *r, const epo_word *word) {
     const char *base = base_name(word->text);
+    bool taken;
+    r->in_program = r->in_program && !word->begins;
+    r->launched = r->launched && !word->begins;
     follow_command(r, word);
-    if (r->prints)
-        return EPO_OK;
+    epo_status status = follow_verb(r, word, &taken);
+    if (status != EPO_OK || taken || r->prints)
+        return status;
     follow(r, word, base);
     const epo_word *before = r->at > 0 ? &r->words->word[r->at - 1] : NULL;
     if (before != NULL && word->text[0] == '-' && strchr(word->text, 'c') != NULL &&
@@ -502,9 +605,16 @@ static bool may_be_enabled(const epo_facts *facts) {
 
 epo_status epo_command_read(const epo_words *words, const char *name, bool is_script,
                             epo_facts *facts, epo_command *command) {
-    reader r = {
-        .words = words, .name = name, .is_script = is_script, .facts = facts, .step.delayed = -1};
+    reader r = {.words = words,
+                .name = name,
+                .is_script = is_script,
+                .facts = facts,
+                .shell = epo_facts_create(),
+                .step.delayed = -1};
+    if (r.shell == NULL)
+        return epo_fail(EPO_E_NOMEM, "command: no memory");
     epo_status status = read_words(&r);
+    epo_facts_destroy(r.shell);
     bool asked = r.step.on && r.seen && r.command.framework != EPO_FRAMEWORK_UNKNOWN;
     if (status == EPO_OK && asked && r.step.exec)
         status = put_step(&r);

@@ -206,6 +206,46 @@ static void conditions_decide_nothing(void) {
     }
 }
 
+/* What a program finds in its environment: what is exported, however. */
+static void only_what_is_exported_reaches_a_program(void) {
+    static const char *const cases[][2] = {
+        {"A_B=1\nrun x", "(nobody told)"},
+        {"A_B=1\nexport A_B\nrun x", "1"},
+        {"export A_B\nA_B=1; A_B=2; run x", "2"},
+        {"A_B=1; export C=2 A_B D; A_B=4", "4"},
+        {"export A_B=1\nif t; then A_B=2; fi", "(unknown)"},
+        {"if t; then A_B=1; fi; export A_B", "(unknown)"},
+        {"A_B=$(x); export A_B", "(unknown)"},
+        {"export A_B=1; unset C A_B", "(unset)"},
+        {"export A_B=1; unset -v A_B; A_B=2; run x", "(unset)"},
+        {"export A_B=1; unset -f A_B", "1"},
+        {"export A_B=1; if t; then unset A_B; fi", "(unknown)"},
+        {"export A_B=1; export -n A_B; A_B=2", "(unset)"},
+        {"export -f A_B; A_B=2", "(nobody told)"},
+        {"declare -x A_B=1", "1"},
+        {"A_B=3; typeset -gx A_B", "3"},
+        {"declare A_B=1 C; local A_B=2; readonly A_B=3 D", "(nobody told)"},
+        {"A_B=1; set -a; C=2; run x", "(nobody told)"},
+        {"set -ea; A_B=1; set +a; A_B=2; C=1", "2"},
+        {"set -a; set +a; A_B=1", "(nobody told)"},
+        {"set -o allexport; A_B=1", "1"},
+        {"[ t ] && set -a\nA_B=1", "(nobody told)"},
+        {"set -e -o pipefail; A_B=1", "(nobody told)"},
+        {"srun --export=ALL,A_B=1,C=x=2 run x", "1"},
+        {"#SBATCH --export=NONE,C,A_B=1\nrun", "1"},
+        {"srun --export=ALL,A_B=$X run", "(unknown)"},
+        {"srun --export=A_B --export ALL run", "(nobody told)"},
+        {"srun env -u C A_B=1 run", "1"},
+        {"A_B=1 C=2 run x", "1"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        epo_facts *facts = epo_facts_create();
+        read_script(cases[i][0], facts);
+        check_fact(facts, "env.A_B", cases[i][1]);
+        epo_facts_destroy(facts);
+    }
+}
+
 static void the_harness_says_what_it_runs_on(void) {
     epo_facts *facts = epo_facts_create();
     read_script("uv run python scripts/performance/run_script.py -m qwen -mr qwen3_30b_a3b -g h100 "
@@ -536,6 +576,7 @@ int main(void) {
         {"a Megatron-LM command is read", a_megatron_command_is_read},
         {"Bridge's overrides are read", bridge_overrides_are_read},
         {"conditions decide nothing", conditions_decide_nothing},
+        {"only what is exported reaches a program", only_what_is_exported_reaches_a_program},
         {"the harness says what it runs on", the_harness_says_what_it_runs_on},
         {"inner shells are looked into", inner_shells_are_looked_into},
         {"what follows is derived", what_follows_is_derived},
