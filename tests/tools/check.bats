@@ -230,3 +230,23 @@ END
     [[ $output == *'"plugstack_lines": 2,'* ]]
     [[ $output != *gone* ]]
 }
+
+@test "check: a plugin that no plugstack.conf loads is told, and slurm.conf may name that file" {
+    site '* h100 8'
+    local here
+    here=$(pwd -P)
+    mkdir -p etc bin lib/slurm && : >lib/slurm/ep_overlap.so
+    cp "$build/.libs/ep-overlap" bin/ 2>/dev/null || cp "$build/ep-overlap" bin/
+    export LD_LIBRARY_PATH=$build/.libs
+    printf '#!/bin/sh\necho slurm 23.11.4\n' >bin/slurmd && chmod +x bin/slurmd
+    export SLURM_CONF=$here/etc/slurm.conf PATH=$here/bin:$PATH
+    : >etc/plugstack.conf
+    tool=$here/bin/ep-overlap check --node
+    grep -q "^  plugin *$here/lib/slurm/ep_overlap.so, in no plugstack.conf," <<<"$output"
+    has '    WARNING: no plugstack.conf of this machine loads it, so srun has no --ep-overlap'
+    printf '%s\n' 'ClusterName=x' " plugstackconfig = $here/etc/other # here" >etc/slurm.conf
+    echo "optional ep_overlap.so" >etc/other
+    tool=$here/bin/ep-overlap check --node
+    grep -q "^  plugin *$here/lib/slurm/ep_overlap.so, in $here/etc/other," <<<"$output"
+    [[ $output != *WARNING* ]]
+}

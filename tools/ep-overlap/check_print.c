@@ -49,6 +49,10 @@ static void print_setup(const check *c) {
         printf("    WARNING: listed %d times in plugstack.conf: the last line counts, take the "
                "others out\n",
                v->listed);
+    else if (v->listed == 0 && v->plugin[0] != '\0' && v->slurm[0] != '\0')
+        printf(
+            "    WARNING: no plugstack.conf of this machine loads it, so srun has no --ep-overlap: "
+            "see \"Install\" in admin.md\n");
     printf("  Slurm          %s%s\n", or_unknown(v->slurm),
            v->mismatch ? "  ERROR: another release than the plugin was built for" : "");
     printf("  engines        %s, in %s%s\n",

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -90,22 +91,52 @@ static void read_plugstack(const char *path, int depth, check_versions *v) {
     fclose(file);
 }
 
+/* slurm.conf's own word for it: PlugStackConfig=/path. */
+static bool read_slurm_conf(const char *path, char plugstack[CHECK_PATH]) {
+    static const char key[] = "PlugStackConfig";
+    char line[CHECK_PATH];
+    FILE *file = fopen(path, "re");
+    bool found = false;
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+        const char *at = line + strspn(line, " \t");
+        if (strncasecmp(at, key, sizeof key - 1) != 0)
+            continue;
+        at += sizeof key - 1 + strspn(at + sizeof key - 1, " \t=");
+        found = at[0] == '/';
+        snprintf(plugstack, CHECK_PATH, "%.*s", (int)strcspn(at, " \t\r\n"), at);
+    }
+    if (file != NULL)
+        fclose(file);
+    return found;
+}
+
+/* The plugstack.conf of a folder with Slurm's configuration; false: it has none. */
+static bool read_folder(const char *folder, check_versions *v) {
+    char conf[CHECK_PATH], path[CHECK_PATH];
+    if (!(probe_join(conf, folder, "slurm.conf") && read_slurm_conf(conf, path)) &&
+        !probe_join(path, folder, "plugstack.conf"))
+        return false;
+    read_plugstack(path, 0, v);
+    return access(path, R_OK) == 0;
+}
+
 static void find_plugstack(check_versions *v) {
-    static const char *const folders[] = {"/etc/slurm", "/etc/slurm-llnl", "/usr/local/etc",
-                                          "/var/spool/slurmd/conf-cache", NULL};
-    char path[CHECK_PATH], folder[CHECK_PATH];
+    static const char *const folders[] = {"/etc/slurm",
+                                          "/etc/slurm-llnl",
+                                          "/usr/local/etc",
+                                          "/run/slurm/conf",
+                                          "/var/spool/slurmd/conf-cache",
+                                          NULL};
+    char folder[CHECK_PATH];
     const char *conf = getenv("SLURM_CONF");
     if (conf != NULL && conf[0] == '/') {
         snprintf(folder, sizeof folder, "%s", conf);
         probe_up(folder);
-        if (probe_join(path, folder, "plugstack.conf") && access(path, R_OK) == 0) {
-            read_plugstack(path, 0, v);
+        if (read_folder(folder, v))
             return;
-        }
     }
     for (const char *const *f = folders; *f != NULL && v->listed == 0; f++)
-        if (probe_join(path, *f, "plugstack.conf"))
-            read_plugstack(path, 0, v);
+        (void)read_folder(*f, v);
 }
 
 /* The first line that the command prints; false when it fails or takes too long. */
