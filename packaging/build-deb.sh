@@ -40,7 +40,7 @@ while [ $# -gt 0 ]; do
     esac
 done
 [ $# = 1 ] || { usage >&2 && exit 2; }
-[ -z "$EPO_CUDA" ] || [ -x "$EPO_CUDA/bin/nvcc" ] || fail "no CUDA Toolkit in $EPO_CUDA (bin/nvcc)"
+[ -z "$EPO_CUDA" ] || [ -x "$EPO_CUDA/bin/nvcc" ] || fail "no CUDA Toolkit in $EPO_CUDA (bin/nvcc); without -g the packages serve machines without GPUs"
 export EPO_CUDA EPO_CUDA_ARCH
 mkdir -p "$1" && output=$(cd "$1" && pwd) || exit 1
 # What is missing, all together.
@@ -74,6 +74,7 @@ date=$(date -R ${SOURCE_DATE_EPOCH:+--date="@$SOURCE_DATE_EPOCH"})
 sed -e "s/@VERSION@/$version-1+slurm$slurm/; s/@UPSTREAM@/$version/; s/@SLURM@/$slurm/; s/@DATE@/$date/" \
     debian/changelog.in >debian/changelog && rm debian/changelog.in
 sed -i 's/(native)/(quilt)/' debian/source/format
+echo "build-deb.sh: building, which takes minutes; what it says is in $work/log" >&2
 DEB_BUILD_OPTIONS="$options parallel=$(nproc)" DEB_BUILD_PROFILES="$options" dpkg-buildpackage -b -us -uc >"$work/log" 2>&1 || {
     tail -n 40 "$work/log" >&2
     fail "dpkg-buildpackage failed"

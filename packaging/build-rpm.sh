@@ -42,7 +42,7 @@ while [ $# -gt 0 ]; do
     esac
 done
 [ $# = 1 ] || { usage >&2 && exit 2; }
-[ -z "$cuda" ] || [ -x "$cuda/bin/nvcc" ] || fail "no CUDA Toolkit in $cuda (bin/nvcc)"
+[ -z "$cuda" ] || [ -x "$cuda/bin/nvcc" ] || fail "no CUDA Toolkit in $cuda (bin/nvcc); without -g the packages serve machines without GPUs"
 mkdir -p "$1" && output=$(cd "$1" && pwd) || exit 1
 command -v rpmbuild >/dev/null || fail "rpmbuild was not found (rpm-build; Debian and Ubuntu: rpm)"
 slurm=$(printf '#include <slurm/slurm_version.h>\nversion SLURM_VERSION_NUMBER\n' | ${CC:-cc} -E -P - 2>/dev/null | awk '/^version/ { print $2 }')
@@ -59,6 +59,7 @@ version=$(basename "$tarball" .tar.xz) && version=${version#ep-overlap-}
 mkdir -p "$work"/rpm/{SOURCES,SPECS} && cp -- "$tarball" "$work/rpm/SOURCES/" || exit 1
 tar -xOf "$tarball" "ep-overlap-$version/packaging/rpm/ep-overlap.spec" | sed "s/@VERSION@/$version/" >"$work/rpm/SPECS/ep-overlap.spec"
 [ -s "$work/rpm/SPECS/ep-overlap.spec" ] || fail "$tarball has no packaging/rpm/ep-overlap.spec"
+echo "build-rpm.sh: building, which takes minutes; what it says is in $work/log" >&2
 rpmbuild -bb --define "_topdir $work/rpm" --define "slurm_release $slurm" "${more[@]}" "$work/rpm/SPECS/ep-overlap.spec" >"$work/log" 2>&1 || {
     tail -n 40 "$work/log" >&2
     fail "rpmbuild failed"

@@ -11,11 +11,13 @@ Usage: tests/admin/packages.sh [OUTPUT]
 
   1. a dist tarball, and Debian and RPM packages from it
   2. deb, rpm and "make install DESTDIR" of the current build install the same files
-  3. what lintian and rpmlint find; errors of lintian fail
-  4. the Debian packages in a clean root of this machine's release: a cluster loads
+  3. what the plugin loads and runs is in the package that docs/admin.md names
+     (tests/admin/named.sh)
+  4. what lintian and rpmlint find; errors of lintian fail
+  5. the Debian packages in a clean root of this machine's release: a cluster loads
      the plugin from where the package put it (tests/admin/installed.sh)
 
-Needs dpkg-dev and debhelper; rpm, lintian, rpmlint and (as root) debootstrap where
+Needs dpkg-dev and debhelper; rpm, cpio, lintian, rpmlint and (as root) debootstrap where
 they are there, and says what was left out. Keeps the packages in OUTPUT.
 END
 }
@@ -64,6 +66,12 @@ if [ -f "$build/Makefile" ]; then
     diff -u --label deb --label install "$work/deb" "$work/install" || failed "make install and packages install different files"
 fi
 echo "== $(wc -l <"$work/deb") files installed"
+
+echo "== what the plugin loads and runs"
+"$top/tests/admin/named.sh" "$output/deb" || failed "the Debian packages' library or probe"
+if [ -s "$work/rpm" ] && without cpio "the RPM packages' library and probe"; then
+    "$top/tests/admin/named.sh" "$output/rpm" || failed "the RPM packages' library or probe"
+fi
 
 if without lintian "its findings"; then
     echo "== lintian"
