@@ -73,6 +73,14 @@ epo_status moe_group_break(epo_group *group, epo_status status) {
     return epo_fail(status, "%s", text);
 }
 
+epo_status moe_group_replayed(epo_group *group, epo_stream stream, epo_status status) {
+    char text[EPO_ERROR_MAX];
+    snprintf(text, sizeof text, "%s", epo_fail_text());
+    const epo_status left = group->ops->replay_leave(group->be, stream);
+    group->replay.capture = 0;
+    return status != EPO_OK ? epo_fail(status, "%s", text) : left;
+}
+
 epo_status moe_gone(epo_status status) {
     char text[EPO_ERROR_MAX];
     if (status != EPO_E_STATE)

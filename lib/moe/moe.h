@@ -119,6 +119,9 @@ epo_status moe_group_ok(epo_group *group);
 /* A collective call failed on this rank after peers may have begun it: ends the
  * group's work, so that no one waits here; returns `status`. */
 epo_status moe_group_break(epo_group *group, epo_status status);
+/* The end of a call that graphs may capture, whatever it came to: the first failure and its text
+ * stay. */
+epo_status moe_group_replayed(epo_group *group, epo_stream stream, epo_status status);
 /* Of a destroy whose object is gone: EPO_E_STATE would say that it was kept. */
 epo_status moe_gone(epo_status status);
 /* A collective call begins; `wrong`, which is returned: this rank refuses it, so that

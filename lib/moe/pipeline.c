@@ -492,13 +492,10 @@ bool moe_plan_sums(const epo_plan *plan) {
 
 epo_status moe_pass_end(moe_pass *p) {
     epo_group *g = p->group;
-    if (p->buffer->replays) {
-        epo_status left = g->ops->replay_leave(g->be, p->stream);
-        p->status = p->status != EPO_OK ? p->status : left;
-    } else if (p->status == EPO_OK) {
+    if (p->buffer->replays)
+        p->status = moe_group_replayed(g, p->stream, p->status);
+    else if (p->status == EPO_OK)
         p->status = g->ops->stream_leave(g->be, p->done, p->stream);
-    }
-    g->replay.capture = 0;
     if (p->status == EPO_OK)
         p->status = moe_group_turn_end(g);
     if (p->status != EPO_OK)

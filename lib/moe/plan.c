@@ -588,11 +588,9 @@ static epo_status leave(epo_buffer *b, epo_stream stream, epo_status status, epo
     epo_group *g = b->group;
     epo_status left = EPO_OK;
     if (b->replays)
-        left = g->ops->replay_leave(g->be, stream);
+        left = moe_group_replayed(g, stream, status);
     else if (status == EPO_OK && (moe_plan_on_device(b) || b->links))
         left = g->ops->stream_leave(g->be, g->done, stream);
-    if (b->replays)
-        g->replay.capture = 0;
     if (status == EPO_OK && left != EPO_OK) {
         status = moe_group_break(g, left);
         moe_plan_release(*out);
@@ -626,7 +624,7 @@ epo_status moe_plan_create(epo_buffer *buffer, const epo_routing *routing, epo_s
         status = moe_group_drain(g);
     if (status != EPO_OK) {
         if (buffer->replays)
-            (void)g->ops->replay_leave(g->be, stream);
+            status = moe_group_replayed(g, stream, status);
         return moe_group_break(g, status);
     }
     moe_link *link = NULL;

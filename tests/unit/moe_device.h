@@ -26,6 +26,7 @@ typedef struct moe_device {
     bool keeps;     /* gemm keeps rows on its way */
     bool replays;
     bool deaf;        /* calls are not compared as they begin */
+    bool unleavable;  /* with replays: a capture that failed cannot be left well either */
     bool hesitates;   /* ... copies: five of six questions are too early, but after sync */
     uint64_t capture; /* of every call with replays; 0: none */
     epo_way way;      /* the only one; stores: not said */

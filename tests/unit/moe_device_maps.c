@@ -300,7 +300,9 @@ static epo_status replay_leave(epo_backend *be, epo_stream stream) {
             status = host->stream_leave(be, end, stream);
         host->event_destroy(be, end);
     }
-    return status;
+    return moe_device_is()->unleavable
+               ? epo_fail(EPO_E_SYSTEM, "the capture failed because of a call before")
+               : status;
 }
 
 static epo_status replay_write(epo_backend *be, void *dst, const void *src, uint64_t bytes) {

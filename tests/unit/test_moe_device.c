@@ -426,6 +426,7 @@ static void other_captures_rank(moe_rank *c) {
     EXPECT(c, e->dispatch(plan, x, rows, NULL, NULL) == EPO_OK);
     const bool captured = can.capture != 0;
     can.capture = captured ? 0 : 5;
+    can.unleavable = true; /* and what came first is told */
     moe_device_be(&can);
     EXPECT(c, e->dispatch(plan, x, rows, NULL, NULL) == EPO_E_STATE);
     EXPECT(c, strstr(e->error(), captured ? "it serves calls of that capture alone"
