@@ -425,10 +425,11 @@ EPO_API epo_status epo_forward(epo_layer *layer, epo_plan *plan, const void *x, 
                                epo_saved **saved, epo_stream stream);
 /* [collective]  dy[T][H] -> dx[T][H] (may be dy itself), dweights[T][K] fp32
  * (NULL: not wanted), and += into dw1, dw2, at once or delayed.  Takes `saved`
- * over: it is released whatever the status. */
+ * over: it is released whatever the status, and refused a second time (EPO_E_STATE). */
 EPO_API epo_status epo_backward(epo_layer *layer, epo_saved *saved, const void *dy, void *dx,
                                 float *dweights, epo_stream stream);
-/* Drop what a forward saved when no backward follows.  NULL is accepted. */
+/* Drop what a forward saved when no backward follows.  NULL is accepted, and one that was used or
+ * dropped before is passed over, until its address is that of another forward's. */
 EPO_API void epo_saved_release(epo_saved *saved);
 /* The layer's next backward call puts its weight gradients into dw1 and dw2 in place of what
  * is there, which is not read: the first micro-batch of a step needs no cleared arrays, and its

@@ -106,7 +106,8 @@ bool epo_alive_drop(epo_kind kind, const void *object) {
 }
 
 epo_status epo_alive_check(epo_kind kind, const void *object, const char *function) {
-    static const char *const names[] = {"", "world", "group", "buffer", "plan", "layer"};
+    static const char *const names[] = {"",     "world", "group",     "buffer",
+                                        "plan", "layer", "saved pass"};
     epo_kind found = 0;
     pthread_mutex_lock(&table.lock);
     const entry *e = table.room > 0 ? find(table.entry, table.room, object) : NULL;

@@ -15,7 +15,8 @@ typedef enum epo_kind {
     EPO_KIND_GROUP,
     EPO_KIND_BUFFER,
     EPO_KIND_PLAN,
-    EPO_KIND_LAYER
+    EPO_KIND_LAYER,
+    EPO_KIND_SAVED
 } epo_kind;
 
 /* An object that was made, with one reference; false: no memory to note it. */

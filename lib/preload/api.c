@@ -372,7 +372,18 @@ epo_status epo_forward(epo_layer *layer, epo_plan *plan, const void *x, void *y,
         return alive != EPO_OK ? alive : null_arg(__func__, "layer");
     if (layer != NULL && plan != NULL && engine_of(layer) != engine_of(plan))
         return epo_fail(EPO_E_ARG, "epo_forward: layer and plan belong to different engines");
-    return refused(alive, CALL(known, forward, layer, plan, x, y, saved, stream), text);
+    const epo_status status = CALL(known, forward, layer, plan, x, y, saved, stream);
+    return refused(alive, made(EPO_KIND_SAVED, status, (void **)saved), text);
+}
+
+/* A saved pass is used up by the call, whatever that comes to; one that is no more is not read: the
+ * engine refuses without it. */
+static epo_status take_saved(epo_saved **saved) {
+    if (*saved == NULL || epo_alive_drop(EPO_KIND_SAVED, *saved))
+        return EPO_OK;
+    *saved = NULL;
+    return epo_fail(EPO_E_STATE, "backward: saved was used before, by epo_backward or "
+                                 "epo_saved_release, or never made; a forward's saved serves once");
 }
 
 epo_status epo_backward(epo_layer *layer, epo_saved *saved, const void *dy, void *dx,
@@ -382,6 +393,11 @@ epo_status epo_backward(epo_layer *layer, epo_saved *saved, const void *dy, void
     snprintf(text, sizeof text, "%s", epo_fail_text());
     if (alive != EPO_OK)
         layer = NULL;
+    const epo_status used = take_saved(&saved);
+    if (alive == EPO_OK && used != EPO_OK) {
+        alive = used;
+        snprintf(text, sizeof text, "%s", epo_fail_text());
+    }
     const void *known = layer != NULL ? (const void *)layer : (const void *)saved;
     if (known == NULL)
         return alive != EPO_OK ? alive : null_arg(__func__, "saved");
@@ -389,7 +405,7 @@ epo_status epo_backward(epo_layer *layer, epo_saved *saved, const void *dy, void
 }
 
 void epo_saved_release(epo_saved *saved) {
-    if (saved != NULL)
+    if (saved != NULL && epo_alive_drop(EPO_KIND_SAVED, saved))
         engine_of(saved)->saved_release(saved);
 }
 
@@ -403,12 +419,38 @@ epo_status epo_layer_wgrad_begin(epo_layer *layer) {
     return CALL(layer, layer_wgrad_begin, layer);
 }
 
+/* Before a run: what it takes over, and where it puts what its forward saves.  What the program
+ * gives it later, in a node, stays noted: the engine knows that it was used. */
+static void schedule_begin(const epo_schedule *s) {
+    for (int i = 0; i < s->layers; i++) {
+        if (s->forward != NULL && s->forward[i].layer != NULL)
+            s->forward[i].saved = NULL;
+        if (s->backward != NULL)
+            (void)take_saved(&s->backward[i].saved);
+    }
+}
+
+/* After it, also where it failed: passes of layers before that have their saved ones. */
+static epo_status schedule_end(const epo_schedule *s, epo_status status) {
+    epo_status noted = EPO_OK;
+    char text[EPO_ERROR_MAX];
+    snprintf(text, sizeof text, "%s", epo_fail_text());
+    for (int i = 0; s->forward != NULL && i < s->layers; i++)
+        if (s->forward[i].layer != NULL && s->forward[i].saved != NULL && noted == EPO_OK)
+            noted = made(EPO_KIND_SAVED, EPO_OK, (void **)&s->forward[i].saved);
+    return status != EPO_OK ? epo_fail(status, "%s", text) : noted;
+}
+
 epo_status epo_schedule_run(epo_group *group, const epo_schedule *schedule, epo_stream stream) {
     epo_schedule full = EPO_SCHEDULE_INIT;
     NEED_A(GROUP, group);
     epo_status status =
         epo_versioned_read(&full, schedule, EPO_LEAST(epo_schedule, ctx), "epo_schedule");
-    return CALL(group, schedule_run, group, status == EPO_OK ? &full : schedule, stream);
+    const bool known = status == EPO_OK;
+    if (known)
+        schedule_begin(&full);
+    status = CALL(group, schedule_run, group, known ? &full : schedule, stream);
+    return known ? schedule_end(&full, status) : status;
 }
 
 /* ---- figures ---------------------------------------------------------- */

@@ -192,6 +192,7 @@ static void buffer_and_plan_calls(void) {
 static void layer_calls(void) {
     epo_layer_config config = EPO_LAYER_CONFIG_INIT;
     epo_layer *layer = NULL;
+    epo_saved *saved = NULL;
     char row[8];
     start();
     REFUSED(epo_layer_create(NULL, &config, &layer), "group");
@@ -206,13 +207,26 @@ static void layer_calls(void) {
     REACHES(epo_forward(layer, fake_plan(), row, row, NULL, NULL), "forward");
     REFUSED(epo_backward(NULL, NULL, row, row, NULL, NULL), "saved");
     REACHES(epo_backward(layer, NULL, row, row, NULL, NULL), "backward");
-    REACHES(epo_backward(NULL, fake_saved(), row, row, NULL, NULL), "backward");
-    REACHES(epo_backward(layer, fake_saved(), row, row, NULL, NULL), "backward");
+    for (int i = 0; i < 3; i++) {
+        REACHES(epo_forward(layer, fake_plan(), row, row, &saved, NULL), "forward");
+        CU_ASSERT_PTR_EQUAL_FATAL(saved, fake_saved());
+        if (i == 2)
+            break;
+        CU_ASSERT_EQUAL(epo_backward(i == 0 ? NULL : layer, saved, row, row, NULL, NULL), EPO_OK);
+        CU_ASSERT_STRING_EQUAL(fake.last, "backward");
+    }
     fake.last = "";
     epo_saved_release(NULL);
     CU_ASSERT_STRING_EQUAL(fake.last, "");
-    epo_saved_release(fake_saved());
+    epo_saved_release(saved);
     CU_ASSERT_STRING_EQUAL(fake.last, "saved_release");
+    fake.last = "";
+    epo_saved_release(saved); /* which is no more */
+    CU_ASSERT_STRING_EQUAL(fake.last, "");
+    CU_ASSERT_EQUAL(epo_backward(NULL, saved, row, row, NULL, NULL), EPO_E_STATE);
+    CU_ASSERT_STRING_EQUAL(fake.last, "");
+    CU_ASSERT_EQUAL(epo_backward(layer, saved, row, row, NULL, NULL), EPO_E_STATE);
+    CU_ASSERT_STRING_EQUAL(fake.last, "backward"); /* which tells the peers */
     REFUSED(epo_layer_wgrad_flush(NULL, NULL), "layer");
     REACHES(epo_layer_wgrad_flush(layer, NULL), "layer_wgrad_flush");
     REFUSED(epo_layer_wgrad_begin(NULL), "layer");

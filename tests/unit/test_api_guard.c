@@ -256,6 +256,8 @@ static void twice_is_told_and_harmless(void) {
     CU_ASSERT_EQUAL(epo_group_destroy(o->group), EPO_OK);
     REFUSED(epo_group_destroy(o->group), EPO_E_ARG, "this group does not exist");
     REFUSED(epo_group_barrier(o->group), EPO_E_ARG, "this group does not exist");
+    epo_saved_release(saved); /* nor does what it had saved */
+    REFUSED(epo_backward(NULL, saved, o->x, o->y, NULL, NULL), EPO_E_STATE, "used before");
     epo_world_destroy(o->world);
     epo_world_destroy(o->world);
     epo_group_config config = group_config(o->world, 0, 1);
