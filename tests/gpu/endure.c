@@ -279,7 +279,13 @@ static void clear(rank_job *j, void *device, uint64_t bytes) {
     TEST_CUDA(cudaMemsetAsync(device, 0, bytes, j->stream));
 }
 
-typedef enum late_call { LATE_FORWARD, LATE_BACKWARD, LATE_DISPATCH, LATE_CALLS } late_call;
+typedef enum late_call {
+    LATE_FORWARD,
+    LATE_BACKWARD,
+    LATE_DISPATCH,
+    LATE_ALLREDUCE,
+    LATE_CALLS
+} late_call;
 
 /* What is wrong afterwards with the error, if anything is. */
 static const char *late_error(rank_job *j, epo_status called) {
@@ -303,6 +309,17 @@ static const char *dispatch_alone(rank_job *j) {
     if (!all_nan(out, rows * (uint64_t)j->c.hidden * test_size(j->c.type)))
         return "rows are not NaN";
     return all_nan(weights, rows * 4) ? NULL : "row_weights are not NaN";
+}
+
+enum { LATE_FLOATS = 1000 };
+
+static const char *allreduce_alone(rank_job *j, float *data) {
+    clear(j, data, LATE_FLOATS * 4);
+    const char *wrong =
+        late_error(j, j->engine->group_allreduce(j->group, data, LATE_FLOATS, j->stream));
+    if (wrong != NULL)
+        return wrong;
+    return all_nan(data, LATE_FLOATS * 4) ? NULL : "the sum is not NaN";
 }
 
 /* Rank 0 goes alone into forward (or backward): the call returns at once, its results
@@ -351,6 +368,9 @@ static int late_process(late_board *b, int rank, late_call call, int how, int de
         status = run_plain(&j);
     if (status == EPO_OK)
         status = j.engine->group_wgrad_flush(j.group, j.stream);
+    float *data = device_array(&j, LATE_FLOATS, EPO_F32, 0);
+    if (status == EPO_OK) /* its window is made */
+        status = j.engine->group_allreduce(j.group, data, LATE_FLOATS, j.stream);
     epo_step *s = &j.step[0][LAYERS - 1];
     if (status == EPO_OK)
         status = j.engine->plan_create(j.buffer, &routing, j.stream, &j.plan[0][0]);
@@ -360,7 +380,9 @@ static int late_process(late_board *b, int rank, late_call call, int how, int de
         status = j.engine->forward(s->layer, s->plan, s->x, s->y, &s->saved, j.stream);
     TEST_CUDA(cudaStreamSynchronize(j.stream));
     if (status == EPO_OK && rank == 0)
-        wrong = call == LATE_DISPATCH ? dispatch_alone(&j) : pass_alone(&j, call == LATE_BACKWARD);
+        wrong = call == LATE_DISPATCH    ? dispatch_alone(&j)
+                : call == LATE_ALLREDUCE ? allreduce_alone(&j, data)
+                                         : pass_alone(&j, call == LATE_BACKWARD);
     else if (status != EPO_OK)
         snprintf(b->text, sizeof b->text, "rank %d: %s", rank, j.engine->error());
     if (rank == 0 && status == EPO_OK && wrong != NULL)
@@ -375,7 +397,7 @@ static int late_process(late_board *b, int rank, late_call call, int how, int de
 
 /* Before this process has touched CUDA. */
 static void test_late(int devices) {
-    static const char *const calls[] = {"forward", "backward", "dispatch"};
+    static const char *const calls[] = {"forward", "backward", "dispatch", "allreduce"};
     for (int i = 0; i < 2 * LATE_CALLS; i++) {
         const int how = i / LATE_CALLS;
         char name[96];

@@ -452,13 +452,15 @@ __global__ void __launch_bounds__(kActThreads)
         dw[row] = gg::act_row_sum(part);
 }
 
-__global__ void sum_slots(float *dst, const float *slots, uint64_t stride, int count, uint64_t n) {
+__global__ void sum_slots(float *dst, const float *slots, uint64_t stride, int count, uint64_t n,
+                          const uint32_t *late) {
     uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const bool broken = is_late(late);
     for (; i < n; i += (uint64_t)gridDim.x * blockDim.x) {
         float sum = slots[i];
         for (int s = 1; s < count; s++)
             sum += slots[s * stride + i];
-        dst[i] = sum;
+        dst[i] = broken ? __uint_as_float(0xffffffffu) : sum;
     }
 }
 
@@ -663,11 +665,12 @@ extern "C" cudaError_t gpu_kernel_swiglu(cudaStream_t stream, const epo_swiglu *
 }
 
 extern "C" cudaError_t gpu_kernel_sum(cudaStream_t stream, float *dst, const float *slots,
-                                      uint64_t stride, int count, uint64_t n) {
+                                      uint64_t stride, int count, uint64_t n,
+                                      const uint32_t *late) {
     if (n == 0)
         return cudaSuccess;
     const uint64_t want = (n + 255) / 256;
     sum_slots<<<(unsigned)(want < 1024 ? want : 1024), 256, 0, stream>>>(dst, slots, stride, count,
-                                                                         n);
+                                                                         n, late);
     return cudaGetLastError();
 }

@@ -58,7 +58,7 @@ static epo_status sum_piece(epo_backend *be, float *data, uint64_t count, epo_se
     GPU_TRY(be, "allreduce",
             gpu_kernel_sum(be->sum_queue->stream, data,
                            (const float *)(const void *)(be->sum->base + set), SUM_FLOATS,
-                           be->ranks, count));
+                           be->ranks, count, be->late_word));
     return gpu_op_end(be->sum_queue, &deps);
 }
 
