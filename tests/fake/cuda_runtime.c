@@ -455,6 +455,25 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     COUNTED;
     return unmake(stream, STREAM);
 }
+/* The number of the capture that a stream is in, or an event was recorded in, is their first word.
+ */
+static _Atomic unsigned long long capturing, captures;
+
+static unsigned long long *capture_word(const void *object) {
+    return (unsigned long long *)(uintptr_t)object;
+}
+static unsigned long long capture_of(const void *stream) {
+    const unsigned long long now = capturing;
+    return stream != NULL && now != 0 && *capture_word(stream) == now ? now : 0;
+}
+void fake_cuda_capture(void *stream) {
+    if (stream == NULL) {
+        capturing = 0;
+        return;
+    }
+    *capture_word(stream) = capturing = ++captures;
+}
+
 static cudaError_t ask(void) {
     pthread_mutex_lock(&fake.lock);
     const cudaError_t e = fake.busy == FAKE_ALL ? cudaErrorNotReady : cudaSuccess;
@@ -463,8 +482,7 @@ static cudaError_t ask(void) {
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
     COUNTED;
-    (void)stream;
-    return ask();
+    return capture_of(stream) != 0 ? cudaErrorStreamCaptureUnsupported : ask();
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     (void)stream;
@@ -473,16 +491,15 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
-    (void)stream;
-    (void)event;
     (void)flags;
     MAY_FAIL;
+    if (stream != NULL && capture_of(event) != 0)
+        *capture_word(stream) = *capture_word(event); /* joins */
     return cudaSuccess;
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
     COUNTED;
-    (void)stream;
-    *status = cudaStreamCaptureStatusNone;
+    *status = capture_of(stream) != 0 ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
     return cudaSuccess;
 }
 #if CUDART_VERSION >= 13000
@@ -496,12 +513,11 @@ cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, enum cudaStreamCapt
                                         unsigned long long *id, cudaGraph_t *graph,
                                         const cudaGraphNode_t **nodes, size_t *count) {
 #endif
-    (void)stream;
-    (void)id;
     (void)graph;
     (void)nodes;
     (void)count;
-    *status = cudaStreamCaptureStatusNone;
+    *id = capture_of(stream);
+    *status = *id != 0 ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
     return cudaSuccess;
 }
 cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) {
@@ -523,15 +539,13 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
     return unmake(event, EVENT);
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-    (void)event;
-    (void)stream;
     MAY_FAIL;
+    *capture_word(event) = capture_of(stream);
     return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
     COUNTED;
-    (void)event;
-    return ask();
+    return *capture_word(event) != 0 ? cudaErrorCapturedEvent : ask();
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     (void)event;

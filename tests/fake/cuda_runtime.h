@@ -41,6 +41,10 @@ void fake_cuda_busy(fake_busy busy);
 /* Calls that wait now. */
 int fake_cuda_waiting(void);
 
+/* This stream of the caller's is being captured from here on, and what comes to wait for it; NULL:
+ * no stream is any more.  An event that was recorded there is one nobody can ask for. */
+void fake_cuda_capture(void *stream);
+
 /* What was made and not given back, in `text` by kind; 0: nothing.  Communicators are in it. */
 int fake_cuda_left(char *text, size_t size);
 /* Counts no more what is left: all, or windows and memory that stays registered, as a broken

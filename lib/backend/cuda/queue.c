@@ -192,8 +192,11 @@ epo_status gpu_stream_leave(epo_backend *be, epo_event *event, epo_stream stream
     return gpu_late(be);
 }
 
-/* Longer than any wait inside: those are released by the watchdog first. */
+/* Longer than any wait inside: those are released by the watchdog first.  What is recorded in a
+ * graph is nothing that one could ask for, and nothing that runs. */
 epo_status gpu_sync(epo_backend *be, epo_event *event) {
+    if (event->capture != 0)
+        return gpu_late(be);
     epo_status status = gpu_rest_event(be, event->cuda, "sync");
     if (status == EPO_OK)
         return gpu_late(be);

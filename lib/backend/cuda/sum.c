@@ -69,8 +69,8 @@ epo_status gpu_allreduce(epo_backend *be, float *data, uint64_t count, epo_strea
         send == NULL || recv == NULL
             ? epo_fail(EPO_E_NOMEM, "rank %d: no memory for %d ranks", be->rank, be->ranks)
             : sum_open(be);
-    if (status == EPO_OK)
-        status = gpu_stream_enter(be, &be->sum_queue, 1, stream);
+    const bool entered =
+        status == EPO_OK && (status = gpu_stream_enter(be, &be->sum_queue, 1, stream)) == EPO_OK;
     for (uint64_t done = 0; done < count && status == EPO_OK; done += SUM_FLOATS) {
         const uint64_t left = count - done;
         status = sum_piece(be, data + done, left < SUM_FLOATS ? left : SUM_FLOATS, send, recv);
@@ -79,7 +79,8 @@ epo_status gpu_allreduce(epo_backend *be, float *data, uint64_t count, epo_strea
         status = gpu_stream_leave(be, be->sum_done, stream);
     free(recv);
     free(send);
-    if (status != EPO_OK && status != EPO_E_UNSUPPORTED) /* the peers wait for this rank's part */
+    /* The peers wait for this rank's part, unless an exchange is what none of them can do. */
+    if (status != EPO_OK && (!entered || status != EPO_E_UNSUPPORTED))
         gpu_break(be, status, epo_fail_text());
     return status;
 }
