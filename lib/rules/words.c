@@ -115,6 +115,13 @@ void epo_split_end_word(epo_splitter *s) {
     if (!s->in_word)
         return;
     s->buffer[s->length] = '\0';
+    s->is_cut = s->is_cut || (s->begins && s->cut_line > 0 && s->word_line == s->cut_line);
+    if (s->is_cut) { /* a shell finds no command of this name */
+        s->cut_line = 0;
+        s->length = 0;
+        s->in_word = s->open = s->many = s->redirects = false;
+        return;
+    }
     epo_split_scopes_word(s, s->starts);
     follow_word(s);
     if (s->status == EPO_OK)
@@ -135,7 +142,7 @@ void epo_split_end_command(epo_splitter *s) {
     if (s->status == EPO_OK)
         epo_split_call(s);
     s->begins = s->starts = true;
-    s->assigns = s->exports = false;
+    s->assigns = s->exports = s->is_cut = false;
     s->sets = SETS_NONE;
 }
 
@@ -371,6 +378,8 @@ static void take_quoted(epo_splitter *s) {
         return;
     } else if (s->quote == '"' && c == '\\' && s->at + 1 < s->end) {
         s->at++;
+        if (strchr("$`\"\\\n", *s->at) == NULL)
+            epo_split_push(s, '\\');
         if (*s->at != '\n')
             epo_split_push(s, *s->at);
         s->line += *s->at == '\n';
@@ -411,6 +420,32 @@ static bool is_redirection(const epo_splitter *s) {
             (s->at + 1 < s->end && s->at[1] == '>'));
 }
 
+static const char *skip_blanks(const char *at, const char *end) {
+    while (at < end && (*at == ' ' || *at == '\t'))
+        at++;
+    return at;
+}
+
+/* A \ ends this line.  With blanks behind it, or a comment or an empty line below, the command
+ * ends all the same: options in the line behind are cut off. */
+static void follow_backslash(epo_splitter *s) {
+    const char *at = skip_blanks(s->at + 1, s->end);
+    bool is_cut = at > s->at + 1;
+    unsigned line = s->line;
+    if (s->scopes.finding || s->parentheses != s->scopes.base || at == s->end || *at != '\n')
+        return;
+    for (line++, at = skip_blanks(at + 1, s->end); at < s->end && (*at == '#' || *at == '\n');
+         line++, is_cut = true) {
+        while (at < s->end && *at != '\n')
+            at++;
+        at = skip_blanks(at + (at < s->end), s->end);
+    }
+    if (!is_cut || s->end - at < 3 || strncmp(at, "--", 2) != 0)
+        return;
+    s->cut_line = line;
+    s->words->cut_line = s->words->cut_line == 0 ? line : s->words->cut_line;
+}
+
 static void take_plain(epo_splitter *s) {
     char c = *s->at;
     if (c == '<')
@@ -420,6 +455,7 @@ static void take_plain(epo_splitter *s) {
     if ((c == 'f' && epo_split_function_word(s)) || (c == '`' && take_backquotes(s)))
         return;
     if (c == '\\' && s->at + 1 < s->end) {
+        follow_backslash(s);
         s->at++;
         if (*s->at == '\n')
             s->line++;

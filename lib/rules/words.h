@@ -31,6 +31,7 @@ typedef struct epo_words {
      * file that it sources; line 0: none. */
     char uncalled[64];
     unsigned uncalled_line, source_line;
+    unsigned cut_line; /* the first that begins with --, and no command goes on to it */
 } epo_words;
 
 /* Zero-initialise; free with epo_words_free. */

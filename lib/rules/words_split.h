@@ -92,6 +92,8 @@ typedef struct epo_splitter {
     uint64_t loops;          /* around, a bit each: 1 is while or until */
     bool tests, maybe;       /* behind [ or grep, and behind its && or behind || */
     char quote;
+    unsigned cut_line; /* the last line that is cut off from the command above */
+    bool is_cut;       /* the command is one */
     size_t looked;     /* bytes, for the end of $( ) past quotes, in vain */
     int defaults;      /* ${NAME:-value} around */
     char document[64]; /* the word behind << whose lines come next; "": none */

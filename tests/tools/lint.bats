@@ -232,6 +232,26 @@ END
     [[ $status -eq 0 && $output == *"job.sh:1: sources a file that is not read"* ]]
 }
 
+@test "options that a blank behind the backslash or a comment cuts off are told, and do not count" {
+    for end in '\ ' '\
+    # --seq-length 4096 \'; do
+        printf 'torchrun pretrain_gpt.py --bf16 --num-experts 8 %s\n    --delay-wgrad-compute\n' "$end" >job.sh
+        run "$tool" lint --no-environment --all job.sh
+        [ "$status" -eq 0 ]
+        line=$(wc -l <job.sh)
+        [[ $output == *"job.sh:$line: cut off from the command above (a blank behind \\, a comment)"* ]]
+        [[ ${output#*passed:} == *DWG-001* ]]
+        run --separate-stderr "$tool" lint --no-environment --json job.sh
+        is_json
+        [[ $output == *'"cut_off_at_line": '"$line,"* ]]
+    done
+    sed -i '2d; s/\\ *$/\\/' job.sh
+    run "$tool" lint --no-environment job.sh
+    [[ $status -eq 1 && $output == *"error    DWG-001"* && $output != *"cut off"* ]]
+    run "$tool" lint --no-environment --json job.sh
+    [[ $output == *'"cut_off_at_line": null'* ]]
+}
+
 @test "a function's arguments count where its body uses them" {
     cat >job.sh <<'END'
 log() { echo "[$(date)] $*" >&2; }

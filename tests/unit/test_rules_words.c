@@ -74,6 +74,7 @@ static void words_split_as_a_shell_does(void) {
     check_words("echo '' \"\"", "/echo||");
     check_words("a\\ b 'it'\\''s'", "/a b|it's");
     check_words("a\\", "/a\\");
+    check_words("a \"\\b\\\"\\$c\\\\\\\n\"", "/a|\\b\"$c\\");
     /* brackets and quotes inside of what only a shell can tell */
     check_words("A=$(b ')' \")\" --x); run --y", "/A=$()?/run|--y");
     check_words("run ${A:-\"}\"} \"${A:-it's}\" ${A:-'a}'} --y", "/run|}|it's|a}|--y");
@@ -118,6 +119,31 @@ static void functions_are_read_where_they_are_called(void) {
     CU_ASSERT_EQUAL(words.uncalled_line, 2);
     CU_ASSERT_EQUAL(words.source_line, 4);
     epo_words_free(&words);
+}
+
+/* A command that does not go on to its options: a shell takes them for another. */
+static void options_can_be_cut_off(void) {
+    static const struct {
+        const char *script, *joined;
+        unsigned line;
+    } cases[] = {
+        {"run \\ \n --x 1 \\\n --y\n go", "/run| /go", 2},
+        {"run a \\\n # --x \\\n --y 1; go", "/run|a/go", 3},
+        {"run \\\n\n\t# a\n  --y\n", "/run", 4},
+        {"f() { run \\\n\n --y; }\nf", "/f/run", 3},
+        {"run \\\n  --x \\\n  --y # \\ \ngo\n--z", "/run|--x|--y/go/--z", 0},
+        {"run \\\n  # a\ngo", "/run/go", 0},
+        {"A=(--x \\ \n # b\n --y)", "/A=/--x| /--y", 0},
+        {"run \"\\ \n --x\"", "/run|\\ \n --x", 0},
+        {"--x 1\n\n--y", "/--x|1/--y", 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        epo_words words = {0};
+        check_words(cases[i].script, cases[i].joined);
+        CU_ASSERT_EQUAL(epo_words_split(&words, cases[i].script, strlen(cases[i].script)), EPO_OK);
+        CU_ASSERT_EQUAL(words.cut_line, cases[i].line);
+        epo_words_free(&words);
+    }
 }
 
 /* Functions that call each other twice grow without end; so do those that nothing ends. */
@@ -212,6 +238,7 @@ int main(void) {
         {"functions are read where they are called", functions_are_read_where_they_are_called},
         {"functions have a bound", functions_have_a_bound},
         {"words refuse what is no script", words_refuse_what_is_no_script},
+        {"options can be cut off", options_can_be_cut_off},
         {"arguments stand where they are used", arguments_stand_where_they_are_used},
         {"arguments have a bound", arguments_have_a_bound},
         CU_TEST_INFO_NULL,

@@ -132,6 +132,7 @@ static epo_status read_words(const epo_words *words, const char *name, bool is_s
     memcpy(input->uncalled, words->uncalled, sizeof input->uncalled);
     input->uncalled_line = words->uncalled_line;
     input->source_line = words->source_line;
+    input->cut_line = words->cut_line;
     return status;
 }
 

@@ -25,7 +25,8 @@ typedef struct epo_input {
     unsigned open_line;    /* of a script: where $EXTRA or the like stands; 0: nowhere */
     char uncalled[64];     /* of a script: a function that nothing calls; line 0: none */
     unsigned uncalled_line, source_line; /* source_line: where it reads another file */
-    bool step_lacks; /* srun asks for overlap, and nothing enables it in the arguments */
+    unsigned cut_line; /* of a script: options that no command goes on to; 0: none */
+    bool step_lacks;   /* srun asks for overlap, and nothing enables it in the arguments */
 } epo_input;
 
 /* Reads a script, a YAML file or a log ("-": standard input) into facts; the

@@ -134,6 +134,10 @@ static void print_inputs_notes(const epo_lint_result *r) {
         if (input->source_line > 0)
             printf("%s:%u: sources a file that is not read: what it sets does not count\n",
                    input->name, input->source_line);
+        if (input->cut_line > 0)
+            printf("%s:%u: cut off from the command above (a blank behind \\, a comment): it does "
+                   "not count\n",
+                   input->name, input->cut_line);
         if (input->uncalled_line > 0)
             printf("%s:%u: nothing here calls %s(): what it says does not count\n", input->name,
                    input->uncalled_line, input->uncalled);
@@ -223,6 +227,10 @@ void epo_lint_print_json(const epo_lint_result *r) {
         epo_json_bool(&json, "sources_another_file", r->inputs[i].source_line > 0);
         epo_json_text(&json, "function_never_called",
                       r->inputs[i].uncalled_line > 0 ? r->inputs[i].uncalled : NULL);
+        if (r->inputs[i].cut_line > 0)
+            epo_json_integer(&json, "cut_off_at_line", r->inputs[i].cut_line);
+        else
+            epo_json_text(&json, "cut_off_at_line", NULL);
         epo_json_bool(&json, "step_will_be_refused", r->inputs[i].step_lacks);
         epo_json_end(&json, '}');
     }
