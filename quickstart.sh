@@ -184,7 +184,7 @@ build() {
     [ ! -e config.status ] || fail "./configure was run in this folder itself, and a build in build/ does not go with that:" \
         "  make distclean    # here, or take another checkout"
     configured_for_this || step "configure" 180 sh -c 'cd build && ../configure --enable-cluster-tests'
-    step "make" 1200 make -C build -j"$(nproc)"
+    step "make" 3600 make -C build -j"$(nproc)"
     step "stage an install under build/stage" 120 make -C build stage
 }
 
@@ -201,7 +201,7 @@ run_job() {
 run_check() {
     local result=0
     # More at once than cores: the cluster tests mostly wait.
-    show "make check" 1500 '^((PASS|FAIL|SKIP|ERROR|XPASS|XFAIL): |# (TOTAL|PASS|FAIL|SKIP|ERROR): )' \
+    show "make check" 3600 '^((PASS|FAIL|SKIP|ERROR|XPASS|XFAIL): |# (TOTAL|PASS|FAIL|SKIP|ERROR): )' \
         make -C build -j$(($(nproc) + 2)) check || result=1
     [ "$result" = 0 ] || show_failures
     show_left_out
