@@ -324,6 +324,8 @@ epo_status epo_profile_copy(epo_profile *p, int64_t process, int64_t device, int
 
 void epo_profile_graph_launch(epo_profile *p) { p->facts.graph_launches++; }
 
+void epo_profile_nameless(epo_profile *p) { p->facts.nameless++; }
+
 void epo_profile_lacks(epo_profile *p, const char *what) {
     size_t used = strlen(p->facts.missing);
     snprintf(p->facts.missing + used, sizeof p->facts.missing - used, "%s%s", used > 0 ? ", " : "",

@@ -51,6 +51,7 @@ typedef struct epo_profile_unit {
 typedef struct epo_profile_facts {
     epo_profile_kind kind;
     uint64_t kernels, copies, flex_kernels, skipped; /* skipped: without time or with end < start */
+    uint64_t nameless;                               /* kernels whose name the file does not have */
     uint64_t graph_launches;  /* graphs recorded as one block: what ran inside is not seen */
     bool copies_unclassified; /* copies that may be communication, and nothing tells */
     char missing[256];        /* tables and columns that other versions have */
@@ -120,6 +121,8 @@ typedef enum epo_copy_kind {
 epo_status epo_profile_copy(epo_profile *profile, int64_t process, int64_t device, int64_t stream,
                             bool has_stream, epo_copy_kind kind, int64_t start, int64_t end);
 void epo_profile_graph_launch(epo_profile *profile);
+/* The file does not have the name of a kernel: what class it is nobody can tell. */
+void epo_profile_nameless(epo_profile *profile);
 void epo_profile_lacks(epo_profile *profile, const char *what);
 void epo_profile_line(epo_profile *profile, const char *text, size_t length);
 /* Sorts units, gives copies their class.  Call once. */

@@ -99,8 +99,16 @@ static epo_status grow_names(nsight *n) {
     return EPO_OK;
 }
 
-/* Looks a name up once; a missing string is a kernel without a name. */
+/* `text` NULL: a kernel without a name. */
+static epo_status intern(nsight *n, const char *text, uint32_t *handle) {
+    if (text == NULL)
+        epo_profile_nameless(n->profile);
+    return epo_profile_intern(n->profile, text == NULL ? "(no name)" : text, handle);
+}
+
+/* Looks a name up once; one that is missing each time, so that its kernels are counted. */
 static epo_status name_by_id(nsight *n, int64_t id, uint32_t *handle) {
+    const char *text = NULL;
     epo_status status = grow_names(n);
     if (status != EPO_OK)
         return status;
@@ -109,15 +117,17 @@ static epo_status name_by_id(nsight *n, int64_t id, uint32_t *handle) {
         *handle = n->names[slot].handle;
         return EPO_OK;
     }
-    const char *text = NULL;
     if (n->string != NULL) {
         sqlite3_reset(n->string);
         sqlite3_bind_int64(n->string, 1, id);
-        if (sqlite3_step(n->string) == SQLITE_ROW)
+        int step = sqlite3_step(n->string);
+        if (step == SQLITE_ROW)
             text = (const char *)sqlite3_column_text(n->string, 0);
+        else if (step != SQLITE_DONE)
+            return database_failed(n);
     }
-    status = epo_profile_intern(n->profile, text == NULL ? "(no name)" : text, handle);
-    if (status == EPO_OK) {
+    status = intern(n, text, handle);
+    if (status == EPO_OK && text != NULL) {
         n->names[slot] = (name_slot){id, *handle};
         n->name_count++;
     }
@@ -127,8 +137,7 @@ static epo_status name_by_id(nsight *n, int64_t id, uint32_t *handle) {
 static epo_status name_of(nsight *n, sqlite3_stmt *s, int column, uint32_t *handle) {
     if (sqlite3_column_type(s, column) == SQLITE_INTEGER)
         return name_by_id(n, sqlite3_column_int64(s, column), handle);
-    const char *text = (const char *)sqlite3_column_text(s, column);
-    return epo_profile_intern(n->profile, text == NULL ? "(no name)" : text, handle);
+    return intern(n, (const char *)sqlite3_column_text(s, column), handle);
 }
 
 static int64_t process_of(sqlite3_stmt *s, int column) {
@@ -168,10 +177,12 @@ static epo_status read_kernels(nsight *n) {
     epo_status status = prepare(n, sql, &s);
     int step = SQLITE_ROW;
     while (status == EPO_OK && (step = sqlite3_step(s)) == SQLITE_ROW) {
-        uint32_t handle;
+        uint32_t handle = 0;
+        bool counts = has_times(s);
         tell(n);
-        status = name_of(n, s, 5, &handle);
-        if (status == EPO_OK && has_times(s))
+        if (counts)
+            status = name_of(n, s, 5, &handle);
+        if (status == EPO_OK && counts)
             status = epo_profile_kernel(n->profile, process_of(s, 4), sqlite3_column_int64(s, 2),
                                         sqlite3_column_int64(s, 3), handle,
                                         sqlite3_column_int64(s, 0), sqlite3_column_int64(s, 1));
@@ -221,6 +232,8 @@ static epo_status read_copies(nsight *n) {
                                       sqlite3_column_int64(s, 3), has_stream,
                                       copy_kind(s, has_kind, has_devices),
                                       sqlite3_column_int64(s, 0), sqlite3_column_int64(s, 1));
+        else /* counts as skipped */
+            status = epo_profile_copy(n->profile, 0, 0, 0, has_stream, EPO_COPY_HOST, 1, 0);
     }
     if (status == EPO_OK && step != SQLITE_DONE)
         status = database_failed(n);

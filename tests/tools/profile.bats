@@ -73,6 +73,28 @@ serial_and_overlapped() {
     [[ $output == *'"overlapped_share": null'* ]]
 }
 
+@test "a share is refused where kernels have no name; what has no time is counted" {
+    command -v python3 >/dev/null || skip "no python3"
+    python3 - <<'END'
+import sqlite3
+for file, row in ("nameless", (100, 150)), ("timeless", (None, 150)):
+    c = sqlite3.connect(file + ".sqlite")
+    c.execute('CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, "end", deviceId, streamId, demangledName INTEGER)')
+    c.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 0, 7, 1)", [row, row])
+    c.commit()
+END
+    run "$tool" profile nameless.sqlite
+    [ "$status" -eq 4 ]
+    [[ $output == *"nameless.sqlite: no overlapped share: 2 kernels have no name in the file"* ]]
+    run --separate-stderr "$tool" profile --json nameless.sqlite
+    [ "$status" -eq 4 ]
+    is_json
+    [[ $output == *'"nameless": 2'*'"share_refused": "2 kernels'* ]]
+    run "$tool" profile timeless.sqlite
+    [ "$status" -eq 3 ]
+    [[ $output == *"timeless.sqlite: all 2 records of kernels and copies are without a time"* ]]
+}
+
 @test "the picture is XML that names the share, and opens" {
     serial_and_overlapped
     mv overlap.json 'a<&>b.json'
@@ -132,6 +154,10 @@ END
 }
 
 @test "wrong usage is status 2" {
+    run "$tool" profile --memory 1e9 a
+    [[ $status -eq 2 && $output == *'--memory takes a number of 1 to 1048576, not "1e9"'* ]]
+    run "$tool" profile --device -1 a
+    [[ $status -eq 2 && $output == *'--device takes a number of 0 to 2147483647, not "-1"'* ]]
     for args in "" "a b c" "--class x a" "--class a=nope a" "--range 2-1 a" "--memory 0 a" "--nope"; do
         run "$tool" profile $args
         [ "$status" -eq 2 ] || { echo "$args: $status"; false; }

@@ -143,7 +143,7 @@ static void graphs_as_blocks_and_missing_tables_are_told(void) {
     write_database(sql);
     CU_ASSERT_EQUAL_FATAL(read_it(&p), EPO_OK);
     epo_profile_facts f = epo_profile_tell(p);
-    CU_ASSERT(f.graph_launches == 2 && f.kernels == 1 && f.skipped == 3);
+    CU_ASSERT(f.graph_launches == 2 && f.kernels == 1 && f.skipped == 3 && f.nameless == 0);
     CU_ASSERT(strstr(f.missing, "globalPid") != NULL && strstr(f.missing, "StringIds") != NULL &&
               strstr(f.missing, "MEMCPY") != NULL);
     epo_profile_destroy(p);
@@ -164,6 +164,27 @@ static void copies_without_kind_are_not_guessed(void) {
     epo_profile_destroy(p);
 }
 
+static void kernels_without_names_and_copies_without_times_are_counted(void) {
+    static const char *const sql[] = {
+        STRINGS,
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, \"end\" INTEGER, deviceId "
+        "INTEGER, streamId INTEGER, demangledName INTEGER)",
+        "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (1, 2, 0, 7, 1), (1, 2, 0, 7, 77), "
+        "(3, 4, 0, 7, 77), (5, 6, 0, 7, NULL), (NULL, 6, 0, 7, 77)",
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER, \"end\" INTEGER, deviceId "
+        "INTEGER, streamId INTEGER, copyKind INTEGER)",
+        "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (1, 2, 0, 7, 1), (NULL, 2, 0, 7, 8), "
+        "(2, 1, 0, 7, 8), ('a', 2, 0, 7, NULL)",
+        NULL};
+    epo_profile *p = NULL;
+    write_database(sql);
+    CU_ASSERT_EQUAL_FATAL(read_it(&p), EPO_OK);
+    epo_profile_facts f = epo_profile_tell(p);
+    CU_ASSERT(f.kernels == 4 && f.nameless == 3 && f.copies == 1 && f.skipped == 4);
+    CU_ASSERT_FALSE(f.copies_unclassified);
+    epo_profile_destroy(p);
+}
+
 static void check_refused(const char *needle) {
     epo_profile *p = NULL;
     CU_ASSERT_EQUAL(read_it(&p), EPO_E_ARG);
@@ -172,6 +193,20 @@ static void check_refused(const char *needle) {
         fprintf(stderr, "\"%s\" lacks \"%s\"\n", epo_fail_text(), needle);
     CU_ASSERT_PTR_NOT_NULL(strstr(epo_fail_text(), needle));
     CU_ASSERT_PTR_NOT_NULL(strstr(epo_fail_text(), path)); /* names the file */
+}
+
+/* A page of the names that cannot be read is no missing name. */
+static void damaged_names_are_refused(void) {
+    columns_of_2025_are_read();
+    FILE *f = fopen(path, "r+");
+    unsigned char page[4096];
+    CU_ASSERT_EQUAL_FATAL(fseek(f, 4096, SEEK_SET), 0); /* the first table's root */
+    CU_ASSERT_EQUAL_FATAL(fread(page, 1, sizeof page, f), sizeof page);
+    page[0] = 0x77; /* no kind of page */
+    CU_ASSERT_EQUAL_FATAL(fseek(f, 4096, SEEK_SET), 0);
+    CU_ASSERT_EQUAL_FATAL(fwrite(page, 1, sizeof page, f), sizeof page);
+    fclose(f);
+    check_refused("the database cannot be read after 1 rows");
 }
 
 static void other_databases_are_refused(void) {
@@ -366,6 +401,9 @@ int main(void) {
         {"columns of Nsight 2025 are read", columns_of_2025_are_read},
         {"graphs as blocks, missing tables are told", graphs_as_blocks_and_missing_tables_are_told},
         {"copies without kind are not guessed", copies_without_kind_are_not_guessed},
+        {"kernels without names, copies without times: counted",
+         kernels_without_names_and_copies_without_times_are_counted},
+        {"damaged names are refused", damaged_names_are_refused},
         {"other databases are refused", other_databases_are_refused},
         {"damaged databases do no harm", damaged_databases_do_no_harm},
         {"Chrome traces in every spelling", chrome_traces_are_read_in_every_spelling},

@@ -77,8 +77,13 @@ static bool parse_number(const char *text, long long least, long long most, long
 
 static int take_number(profile_options *o, int c, const char *text) {
     long long n;
-    if (!parse_number(text, c == 'M' ? 1 : 0, c == 'M' ? 1 << 20 : INT32_MAX, &n))
-        return epo_tool_usage("profile", "\"%s\" is no number that fits", text);
+    long long least = c == 'M' ? 1 : 0, most = c == 'M' ? 1 << 20 : INT32_MAX;
+    if (!parse_number(text, least, most, &n))
+        return epo_tool_usage("profile", "%s takes a number of %lld to %lld, not \"%s\"",
+                              c == 'M'   ? "--memory"
+                              : c == 'd' ? "--device"
+                                         : "--pipeline-stream",
+                              least, most, text);
     if (c == 'd')
         o->device = (size_t)n;
     else if (c == 'M')
@@ -129,9 +134,26 @@ static void refuse(profile_file *f) {
     if (f->facts.graph_launches > 0)
         snprintf(f->refused, sizeof f->refused,
                  "CUDA graphs were recorded as blocks; record with --cuda-graph-trace=node");
+    else if (f->facts.nameless > 0)
+        snprintf(f->refused, sizeof f->refused,
+                 "%llu kernels have no name in the file; export it again (nsys export)",
+                 (unsigned long long)f->facts.nameless);
     else if (f->facts.copies_unclassified)
         snprintf(f->refused, sizeof f->refused,
                  "copies may be communication, and the file does not tell their kind or stream");
+}
+
+/* Nothing that could be measured. */
+static epo_status fail_empty(const profile_file *f) {
+    if (f->facts.skipped > 0)
+        return epo_fail(EPO_E_ARG,
+                        "%s: all %llu records of kernels and copies are without a time, or end "
+                        "before they start: record, or export, it again",
+                        f->path, (unsigned long long)f->facts.skipped);
+    return epo_fail(EPO_E_ARG,
+                    "%s: no kernel and no copy was recorded: record CUDA activity too "
+                    "(ProfilerActivity.CUDA, nsys profile -t cuda)",
+                    f->path);
 }
 
 static epo_status load(profile_file *f, const char *path, const profile_options *o) {
@@ -150,10 +172,7 @@ static epo_status load(profile_file *f, const char *path, const profile_options 
     f->from = INT64_MIN;
     f->to = INT64_MAX;
     if (!epo_profile_extent(f->profile, &f->first, &f->last) && f->facts.graph_launches == 0)
-        return epo_fail(EPO_E_ARG,
-                        "%s: no kernel and no copy was recorded: record CUDA activity too "
-                        "(ProfilerActivity.CUDA, nsys profile -t cuda)",
-                        path);
+        return fail_empty(f);
     if (o->has_range) {
         f->from = after(f->first, o->from);
         f->to = after(f->first, o->to);

@@ -219,6 +219,7 @@ static void json_file(epo_json *json, const profile_view *v, const profile_file 
     epo_json_integer(json, "kernels", (int64_t)f->facts.kernels);
     epo_json_integer(json, "copies", (int64_t)f->facts.copies);
     epo_json_integer(json, "left_out", (int64_t)f->facts.skipped);
+    epo_json_integer(json, "nameless", (int64_t)f->facts.nameless);
     epo_json_integer(json, "graph_launches", (int64_t)f->facts.graph_launches);
     epo_json_integer(json, "flex_kernels", (int64_t)f->facts.flex_kernels);
     epo_json_text(json, "recorded", f->facts.line[0] != '\0' ? f->facts.line : NULL);
