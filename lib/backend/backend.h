@@ -465,6 +465,11 @@ typedef struct epo_turn {
 bool epo_turn_with_differs(const epo_turn_with *mine, const epo_turn_with *other, int rank,
                            int peer, char *text, size_t size);
 
+/* What two ranks say of one call: "the ranks disagree: rank 0 is in forward of plan 1, rank 1 in
+ * backward of plan 1; ...", or what they make it with; false: the same. */
+bool epo_turn_other(const epo_turn *mine, const epo_turn *other, int rank, int peer, char *text,
+                    size_t size);
+
 /* Arrays that an operation names (segments, arrivals, indices, row_first) stay
  * valid until it has run.  Indices, row_first and row_count lie in memory of
  * ops->alloc; segments, arrivals and the structs themselves in ordinary memory,

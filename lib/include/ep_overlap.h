@@ -20,7 +20,8 @@
  *
  * Calls marked [collective] are made by every rank of the group, in the same
  * order; ranks that are in different calls get EPO_E_PEER (CUDA: late, where ranks are
- * processes of one machine and no graphs).  No other call waits for a peer.
+ * processes of one machine and no graphs; passes on a buffer for graphs at once).  No other
+ * call waits for a peer.
  *
  * Streams: with the host engine `stream` must be NULL and a call returns when
  * its outputs are complete.  With the CUDA engine it is a cudaStream_t, the

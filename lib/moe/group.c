@@ -89,34 +89,52 @@ epo_status moe_gone(epo_status status) {
     return epo_fail(EPO_E_PEER, "%s", text);
 }
 
+/* One rank's call on a buffer for graphs. */
+typedef struct captured_call {
+    epo_turn turn;
+    bool refused;
+} captured_call;
+
 /* A graph's replays make no calls, so nobody compares them: all ranks meet here, where one is
- * captured. */
-static epo_status compare_now(epo_group *group, const epo_turn_with *mine) {
-    char what[200];
-    epo_turn_with *all = calloc((size_t)group->ranks, sizeof *all);
+ * captured, also who refuses it.  The verdict is the same on all, and nobody has begun. */
+static epo_status compare_now(epo_group *group, const epo_turn *turn, epo_status wrong) {
+    char text[EPO_ERROR_MAX], what[400];
+    snprintf(text, sizeof text, "%s", epo_fail_text());
+    captured_call mine, *all = calloc((size_t)group->ranks, sizeof *all);
+    memset(&mine, 0, sizeof mine);
+    mine.turn = *turn;
+    mine.refused = wrong != EPO_OK;
     if (all == NULL)
         return moe_group_break(group, epo_fail(EPO_E_NOMEM, "memory: need %zu bytes for %d ranks",
                                                (size_t)group->ranks * sizeof *all, group->ranks));
-    epo_status status = group->ops->allgather(group->be, mine, sizeof *mine, all);
-    for (int r = 1; status == EPO_OK && r < group->ranks; r++)
-        if (epo_turn_with_differs(&all[0], &all[r], 0, r, what, sizeof what))
+    epo_status status = group->ops->allgather(group->be, &mine, sizeof mine, all);
+    for (int r = 0; status == EPO_OK && r < group->ranks; r++)
+        if (all[r].refused)
             status = epo_fail(EPO_E_PEER,
-                              "the ranks disagree in what is captured: %s; give all ranks the same",
-                              what);
+                              "rank %d refused its arguments of a call that graphs may capture, as "
+                              "its own error tells",
+                              r);
+    for (int r = 1; status == EPO_OK && r < group->ranks; r++)
+        if (epo_turn_other(&all[0].turn, &all[r].turn, 0, r, what, sizeof what))
+            status = epo_fail(EPO_E_PEER, "%s", what);
     free(all);
-    return status;
+    return wrong != EPO_OK ? epo_fail(wrong, "%s", text) : status;
 }
 
-static epo_status take_turn(epo_group *group, const epo_turn *turn, bool replays,
-                            epo_status wrong) {
+static epo_status take_turn(epo_group *group, const epo_turn *turn, bool meets, epo_status wrong) {
     const epo_backend_ops *ops = group->ops;
     const epo_status other =
         ops->turn != NULL ? ops->turn(group->be, turn, wrong != EPO_OK) : EPO_OK;
+    if (meets && other == EPO_OK)
+        return compare_now(group, turn, wrong);
     if (wrong != EPO_OK)
         return wrong;
-    if (other != EPO_OK)
-        return moe_group_break(group, other);
-    return replays ? compare_now(group, &turn->with) : EPO_OK;
+    return other != EPO_OK ? moe_group_break(group, other) : EPO_OK;
+}
+
+/* Does the group's plan belong to a buffer for graphs? */
+static bool replays(const epo_group *group, const epo_plan *plan) {
+    return plan != NULL && plan->buffer->group == group && plan->buffer->replays;
 }
 
 static epo_turn turn_of(epo_turn_kind kind, const epo_plan *plan) {
@@ -131,7 +149,7 @@ static epo_turn turn_of(epo_turn_kind kind, const epo_plan *plan) {
 epo_status moe_group_turn(epo_group *group, epo_turn_kind kind, const epo_plan *plan,
                           epo_status wrong) {
     const epo_turn turn = turn_of(kind, plan);
-    return take_turn(group, &turn, false, wrong);
+    return take_turn(group, &turn, replays(group, plan), wrong);
 }
 
 epo_status moe_buffer_turn(epo_buffer *buffer, epo_turn_kind kind, epo_status wrong) {
@@ -148,8 +166,7 @@ epo_status moe_layer_turn(epo_group *group, epo_turn_kind kind, const epo_layer 
         turn.with.saved = (int)layer->config.saved;
         turn.with.again = layer->config.saved == EPO_SAVE_NOTHING && moe_saved_again(layer);
     }
-    const bool replays = wrong == EPO_OK && kind == EPO_TURN_FORWARD && plan->buffer->replays;
-    epo_status status = take_turn(group, &turn, replays, wrong);
+    epo_status status = take_turn(group, &turn, replays(group, plan), wrong);
     if (status != EPO_OK || kind != EPO_TURN_FORWARD)
         return status;
     moe_passes *all = &group->passes;
@@ -174,7 +191,7 @@ epo_status moe_passes_agree(const moe_passes *first, const moe_passes *other, in
 epo_status moe_combine_turn(epo_group *group, const epo_plan *plan, int extra, epo_status wrong) {
     epo_turn turn = turn_of(EPO_TURN_COMBINE, plan);
     turn.with.extra = extra;
-    return take_turn(group, &turn, plan->buffer->replays, wrong);
+    return take_turn(group, &turn, replays(group, plan), wrong);
 }
 
 epo_status moe_group_turn_end(epo_group *group) {

@@ -487,6 +487,53 @@ static void a_graph_has_its_own_memory(void) {
     CU_ASSERT_EQUAL(moe_ranks(1, 10.0, own_memory_rank, NULL), 0);
 }
 
+/* Calls that graphs may capture are compared as they are made, whatever they are. */
+static void compared_rank(moe_rank *c) {
+    const epo_engine *e = c->engine;
+    moe_how how = {.dispatcher = EPO_DISPATCH_FLEX, .overlap = 1};
+    epo_group *group = moe_rank_group(c, &how);
+    epo_buffer_config config = config_buffer(2, 4, 1, 3);
+    static float w[2 * 2 * 4 * 4];
+    epo_layer_config l = config_layer(2, 4, 4, w, w);
+    epo_buffer *buffer = NULL;
+    epo_layer *layer = NULL;
+    epo_plan *plan = NULL;
+    epo_saved *saved = NULL;
+    const int64_t experts[3] = {0, 1, 0};
+    float x[12] = {0}, y[12] = {0}, rows[64] = {0};
+    const bool first = c->rank == 0;
+    config.capacity = 3;
+    config.align_rows = 1;
+    config.pad_to_capacity = config.graphs = 1;
+    const epo_routing routing = config_routing(3, 1, experts, NULL);
+    EXPECT(c, e->buffer_create(group, &config, &buffer) == EPO_OK);
+    EXPECT(c, e->layer_create(group, &l, &layer) == EPO_OK);
+    EXPECT(c, e->plan_create(buffer, &routing, NULL, &plan) == EPO_OK);
+    EXPECT(c, e->forward(layer, plan, x, first ? y : NULL, NULL, NULL) ==
+                  (first ? EPO_E_PEER : EPO_E_ARG));
+    EXPECT(c, strstr(e->error(), first ? "rank 1 refused its arguments" : "y is NULL") != NULL);
+    EXPECT(c, e->dispatch(plan, first ? NULL : x, rows, NULL, NULL) ==
+                  (first ? EPO_E_ARG : EPO_E_PEER));
+    EXPECT(c, e->forward(layer, plan, x, y, &saved, NULL) == EPO_OK); /* the group lives on */
+    const epo_status status = first ? e->backward(layer, saved, x, y, NULL, NULL)
+                                    : e->dispatch(plan, x, rows, NULL, NULL);
+    EXPECT(c, status == EPO_E_PEER);
+    EXPECT(c, strstr(e->error(), "rank 0 is in backward of plan 1, rank 1 in dispatch of plan 1") !=
+                  NULL);
+    if (!first)
+        e->saved_release(saved);
+    e->plan_release(plan);
+    EXPECT(c, e->layer_destroy(layer) == EPO_OK);
+    EXPECT(c, e->buffer_destroy(buffer) == EPO_OK);
+    EXPECT(c, e->group_destroy(group) == EPO_OK);
+}
+
+static void calls_of_graphs_are_compared(void) {
+    const moe_device can = {.apart = true, .maps = true, .replays = true, .deaf = true};
+    moe_device_be(&can);
+    CU_ASSERT_EQUAL(moe_ranks(2, 5.0, compared_rank, NULL), 0);
+}
+
 static void refused_rank(moe_rank *c) {
     const epo_engine *e = c->engine;
     const char *const text[] = {"must not depend on the routing; pad to a capacity",
@@ -570,6 +617,7 @@ int main(void) {
         {"a plan serves its capture alone", a_plan_serves_its_capture_alone},
         {"a graph has its own memory", a_graph_has_its_own_memory},
         {"graphs are refused in words", graphs_are_refused_in_words},
+        {"calls of graphs are compared", calls_of_graphs_are_compared},
         {"a wrong routing is told to all", a_wrong_routing_is_told_to_all},
         {"gradients are told in the order of their calls",
          gradients_are_told_in_the_order_of_their_calls},

@@ -140,6 +140,14 @@ bool epo_turn_differs(const epo_turns *mine, const epo_turns *other, int rank, i
     return true;
 }
 
+bool epo_turn_other(const epo_turn *mine, const epo_turn *other, int rank, int peer, char *text,
+                    size_t size) {
+    epo_turns a, b;
+    epo_turns_note(&a, 1, mine, false);
+    epo_turns_note(&b, 1, other, false);
+    return epo_turn_differs(&a, &b, rank, peer, 1, text, size);
+}
+
 bool epo_turns_differ(const epo_turns *mine, const epo_turns *other, int rank, int peer,
                       uint64_t last, char *text, size_t size) {
     /* The earliest first: what comes behind it only follows from it. */
