@@ -119,15 +119,58 @@ static void a_failed_communicator_is_told(void) {
     play(true);
 }
 
+/* ---- a communicator that one rank takes for another ------------------------------- */
+
+/* Rank 1 says that it is rank 0 of it. */
+static void *mistaken_main(void *arg) {
+    member *m = arg;
+    epo_engine_group g = {sizeof g, EPO_GROUP_CONFIG_INIT, "a test"};
+    epo_group *group = NULL;
+    cudaSetDevice(m->rank);
+    fake_comm_open(m->rank, RANKS, &g.config.nccl_comm);
+    g.config.engine = EPO_ENGINE_CUDA;
+    g.config.rank = m->rank == 1 ? 0 : -1;
+    g.config.ranks = m->rank == 1 ? RANKS : -1;
+    g.config.overlap = EPO_ON;
+    g.config.delay_wgrad = EPO_OFF;
+    g.config.dispatcher = EPO_DISPATCH_ALLTOALL;
+    g.config.timeout_s = 60;
+    const double start = gpu_now();
+    m->status = engine->group_create(&g, &group);
+    m->waited = gpu_now() - start;
+    m->made = group != NULL;
+    snprintf(m->text, sizeof m->text, "%s", engine->error());
+    fake_comm_close(g.config.nccl_comm);
+    return NULL;
+}
+
+static void a_mistaken_rank_is_told_to_all(void) {
+    member m[RANKS] = {{.rank = 0}, {.rank = 1}};
+    epo_world *none = cuda_ranks_world(engine, RANKS, false, false);
+    cuda_ranks_run(engine, none, RANKS, mistaken_main, m, sizeof *m);
+    for (int r = 0; r < RANKS; r++) {
+        CU_ASSERT_FALSE(m[r].made);
+        CU_ASSERT_EQUAL(m[r].status, r == 1 ? EPO_E_ARG : EPO_E_PEER);
+        CU_ASSERT(m[r].waited < 30); /* the limit is 60 */
+        CU_ASSERT_PTR_NOT_NULL(strstr(m[r].text, "this is its rank 1 of 2, but rank and ranks say "
+                                                 "0 of 2"));
+        if (m[r].status == EPO_OK || m[r].waited >= 30)
+            printf("rank %d: %d after %.1f s: %s\n", r, (int)m[r].status, m[r].waited, m[r].text);
+    }
+    CU_ASSERT_PTR_NOT_NULL(strstr(m[0].text, "rank 1: "));
+    fake_cuda_forget(false);
+}
+
 int main(void) {
     static const CU_TestInfo tests[] = {
         {"a communicator that fails is told to all", a_failed_communicator_is_told},
+        {"a rank that is mistaken is told to all", a_mistaken_rank_is_told_to_all},
         CU_TEST_INFO_NULL};
 #ifndef HAVE_NCCL
     return 77;
 #endif
     fake_cuda_stream_ops(true); /* a forward is issued, and not waited for */
     engine = epo_engine_entry(EPO_ENGINE_ABI);
-    alarm(100); /* what hangs, ends */
+    alarm(160); /* what hangs, ends */
     return engine != NULL ? unit_run("cuda broken", tests) : 1;
 }

@@ -196,12 +196,6 @@ epo_status gpu_comm_open(epo_backend_config *config, gpu_comm **out) {
             status = epo_fail(EPO_E_ARG, "nccl_comm: ncclCommUserRank or ncclCommCount: %s",
                               c->api.text(r));
     }
-    if (status == EPO_OK && config->rank >= 0 &&
-        (config->rank != c->rank || config->ranks != c->ranks))
-        status = epo_fail(EPO_E_ARG,
-                          "nccl_comm: this is its rank %d of %d, but rank and ranks say %d of %d; "
-                          "leave them -1",
-                          c->rank, c->ranks, config->rank, config->ranks);
     if (status == EPO_OK) {
         cudaError_t e = cudaGetDevice(&c->device);
         if (e != cudaSuccess)
@@ -212,6 +206,13 @@ epo_status gpu_comm_open(epo_backend_config *config, gpu_comm **out) {
         free(c);
         return status;
     }
+    if (config->wrong == EPO_OK && config->rank >= 0 &&
+        (config->rank != c->rank || config->ranks != c->ranks)) /* the others hear of it */
+        config->wrong =
+            epo_fail(EPO_E_ARG,
+                     "nccl_comm: this is its rank %d of %d, but rank and ranks say %d of %d; "
+                     "leave them -1",
+                     c->rank, c->ranks, config->rank, config->ranks);
     c->bootstrap = (epo_bootstrap){sizeof c->bootstrap, c, comm_allgather, comm_barrier};
     config->rank = c->rank;
     config->ranks = c->ranks;
