@@ -26,6 +26,9 @@ healthy() { { common "$@"; run_log 8 60000.0 41250.0 146.2; }; }
         run "$tool" doctor $log.log
         [ "$status" -eq 0 ] || { echo "$log: $output"; false; }
         [[ $output == "nothing known was found in 1 file, "* ]] || { echo "$log: $output"; false; }
+        run --separate-stderr "$tool" doctor --json $log.log
+        is_json
+        [[ $output == *'"problems": 0,'*'"notes": 0,'*'"files": 1,'*"\"lines\": $(wc -l <$log.log),"*'"may_be_more": false'* ]]
     done
 }
 

@@ -406,6 +406,34 @@ END
     done
 }
 
+@test "what --set cannot take is told with what it can; an empty name is no file" {
+    while IFS='|' read -r set wanted; do
+        for command in "lint --no-environment" report; do
+            run "$tool" $command --set "$set" job.log
+            [ "$status" -eq 2 ]
+            [[ $output == *"--set: ${set%%=*} takes $wanted, not \"${set#*=}\""* ]] || { echo "$set: $output"; false; }
+        done
+    done <<'END'
+te_version=abc|a version (2.9.0)
+bf16=ture|true or false
+bf16=2|true or false
+gpu_major=H100|a number
+num_moe_experts=[8]|a number
+END
+    for set in te_version=2.9.0.dev0+cu12 te_version= bf16=1 bf16=False gpu_major=9 num_moe_experts=None \
+        'moe_layer_freq=[1]*48' env.CUDA_DEVICE_MAX_CONNECTIONS=x gpu_name=9; do
+        run "$tool" lint --no-environment --set "$set" -- a --bf16
+        [ "$status" -eq 0 ] || { echo "$set: $output"; false; }
+    done
+    run "$tool" report --set nokey=1 job.log
+    [[ $status -eq 2 && $output == *'--set: no rule reads "nokey"'* ]]
+    for command in lint report profile doctor "report base="; do
+        if [[ $command == *base= ]]; then run "$tool" $command; else run "$tool" $command ""; fi
+        [ "$status" -eq 2 ]
+        [[ $output == *"a file's name is empty: is a variable not set?"* ]]
+    done
+}
+
 @test "inputs that cannot be read are status 3, and name the place" {
     run "$tool" lint missing.yaml
     [ "$status" -eq 3 ]

@@ -46,14 +46,19 @@ static const char *counted(int which, unsigned long long count, const char *what
     return text[which];
 }
 
+static unsigned long long count_lines(const doctor *d) {
+    unsigned long long lines = 0;
+    for (size_t i = 0; i < d->files; i++)
+        lines += d->file[i].lines;
+    return lines;
+}
+
 static void print_text(const doctor *d, size_t problems) {
     for (int severity = EPO_SYMPTOM_PROBLEM; severity >= EPO_SYMPTOM_NOTE; severity--)
         for (size_t i = 0; i < d->findings; i++)
             if ((int)d->finding[i].severity == severity)
                 print_finding(&d->finding[i]);
-    unsigned long long lines = 0;
-    for (size_t i = 0; i < d->files; i++)
-        lines += d->file[i].lines;
+    unsigned long long lines = count_lines(d);
     if (d->findings == 0)
         printf("nothing known was found in %s, %s\n", counted(0, d->files, "file"),
                counted(1, lines, "line"));
@@ -69,6 +74,10 @@ static void print_json(const doctor *d, size_t problems) {
     epo_json json = {.out = stdout};
     epo_json_object(&json, NULL);
     epo_json_integer(&json, "problems", (int64_t)problems);
+    epo_json_integer(&json, "notes", (int64_t)(d->findings - problems));
+    epo_json_integer(&json, "files", (int64_t)d->files);
+    epo_json_integer(&json, "lines", (int64_t)count_lines(d));
+    epo_json_bool(&json, "may_be_more", d->findings == DOCTOR_FINDINGS_MAX);
     epo_json_array(&json, "findings");
     for (size_t i = 0; i < d->findings; i++) {
         const doctor_finding *f = &d->finding[i];
@@ -166,6 +175,9 @@ static int doctor_run(int argc, char **argv) {
     int files = argc - optind;
     if (files == 0 || files > DOCTOR_FILES_MAX)
         return epo_tool_usage("doctor", "name 1 to %d files, not %d", DOCTOR_FILES_MAX, files);
+    for (int i = optind; i < argc; i++)
+        if (argv[i][0] == '\0')
+            return epo_tool_usage("doctor", EPO_TOOL_NO_NAME);
     doctor d = {.finding = calloc(DOCTOR_FINDINGS_MAX, sizeof *d.finding)};
     int status = d.finding == NULL ? epo_tool_fail("doctor", epo_fail(EPO_E_NOMEM, "no memory"))
                                    : diagnose(&d, files, argv + optind, json);

@@ -44,12 +44,23 @@ typedef struct lint_options {
     int environment; /* 1 yes, 0 no, -1 for a command */
 } lint_options;
 
+/* KEY=VALUE, its key copied. */
+static int split_set(const char *text, char *key, size_t size) {
+    const char *equals = strchr(text, '=');
+    if (equals == NULL || equals == text || (size_t)(equals - text) >= size)
+        return epo_tool_usage("lint", "--set takes KEY=VALUE, not \"%s\"", text);
+    snprintf(key, size, "%.*s", (int)(equals - text), text);
+    const char *wanted = epo_input_misfit(key, equals + 1);
+    return wanted == NULL
+               ? EPO_EXIT_FINE
+               : epo_tool_usage("lint", "--set: %s takes %s, not \"%s\"", key, wanted, equals + 1);
+}
+
 static int set_fact(epo_facts *facts, const char *text) {
     const char *equals = strchr(text, '=');
     char key[256];
-    if (equals == NULL || equals == text || (size_t)(equals - text) >= sizeof key)
-        return epo_tool_usage("lint", "--set takes KEY=VALUE, not \"%s\"", text);
-    snprintf(key, sizeof key, "%.*s", (int)(equals - text), text);
+    if (split_set(text, key, sizeof key) != EPO_EXIT_FINE)
+        return EPO_EXIT_USAGE;
     bool known = true;
     epo_status status = EPO_OK;
     if (strncmp(key, "env.", 4) == 0)
@@ -176,8 +187,16 @@ static int judge(lint_work *w) {
 static int run_inputs(lint_work *w, int files, char **file, int command_count, char **command) {
     if (files == 0 && command_count == 0 && w->set_count == 0)
         return epo_tool_usage("lint", "name a file, or a command behind --");
+    for (int i = 0; i < files; i++)
+        if (file[i][0] == '\0')
+            return epo_tool_usage("lint", EPO_TOOL_NO_NAME);
     if (files > 30)
         return epo_tool_usage("lint", "at most 30 files at once, not %d", files);
+    for (int i = 0; i < w->set_count; i++) {
+        char key[256];
+        if (split_set(w->sets[i], key, sizeof key) != EPO_EXIT_FINE)
+            return EPO_EXIT_USAGE;
+    }
     epo_status status = read_inputs(w, files, file, command_count, command);
     int exit_status = status == EPO_OK ? EPO_EXIT_FINE : epo_tool_fail("lint", status);
     for (int i = 0; i < w->set_count && exit_status == EPO_EXIT_FINE; i++)

@@ -193,6 +193,8 @@ static epo_status load(profile_file *f, const char *path, const profile_options 
 static int run(profile_view *v, const profile_options *o, int count, char **path) {
     if (count < 1 || count > 2)
         return epo_tool_usage("profile", "name one file, or two for an A/B");
+    if (path[0][0] == '\0' || path[count - 1][0] == '\0')
+        return epo_tool_usage("profile", EPO_TOOL_NO_NAME);
     for (int i = 0; i < count; i++) {
         epo_status status = load(&v->file[v->files++], path[i], o);
         if (status != EPO_OK)

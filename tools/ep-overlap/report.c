@@ -2,6 +2,8 @@
 #include "report.h"
 
 #include "core/status.h"
+#include "input.h"
+#include "rules/rules.h"
 #include "tool.h"
 
 #include <getopt.h>
@@ -60,6 +62,24 @@ static bool parse_window(const char *text, epo_window *window) {
     return true;
 }
 
+/* KEY=VALUE of a name that a rule reads. */
+static int take_set(report_options *o, const char *text) {
+    const char *equals = strchr(text, '=');
+    char key[128];
+    if (equals == NULL || equals == text || (size_t)(equals - text) >= sizeof key)
+        return epo_tool_usage("report", "--set takes KEY=VALUE, not \"%s\"", text);
+    if (o->sets == sizeof o->set / sizeof *o->set)
+        return epo_tool_usage("report", "too many --set");
+    snprintf(key, sizeof key, "%.*s", (int)(equals - text), text);
+    const char *wanted = epo_input_misfit(key, equals + 1);
+    if (wanted != NULL)
+        return epo_tool_usage("report", "--set: %s takes %s, not \"%s\"", key, wanted, equals + 1);
+    if (strncmp(key, "env.", 4) != 0 && epo_keys_find(key, strlen(key)) == NULL)
+        return epo_tool_usage("report", "--set: no rule reads \"%s\"", key);
+    o->set[o->sets++] = text;
+    return EPO_EXIT_FINE;
+}
+
 static int take_option(report_options *o, int c, const char *value) {
     switch (c) {
     case 'w':
@@ -79,11 +99,7 @@ static int take_option(report_options *o, int c, const char *value) {
             return epo_tool_usage("report", "too many --allow");
         o->allow[o->allowed++] = value;
         return EPO_EXIT_FINE;
-    case 's':
-        if (strchr(value, '=') == NULL || o->sets == sizeof o->set / sizeof *o->set)
-            return epo_tool_usage("report", "--set takes KEY=VALUE, not \"%s\"", value);
-        o->set[o->sets++] = value;
-        return EPO_EXIT_FINE;
+    case 's': return take_set(o, value);
     default: return EPO_EXIT_USAGE;
     }
 }
@@ -132,6 +148,9 @@ static int run(report *r, int count, char **path) {
     if (count > REPORT_ARMS_MAX)
         return epo_tool_usage("report", "at most %d logs at once, not %d", REPORT_ARMS_MAX, count);
     for (int i = 0; i < count; i++) {
+        size_t length = strlen(path[i]);
+        if (length == 0 || path[i][length - 1] == '=') /* NAME=LOG */
+            return epo_tool_usage("report", EPO_TOOL_NO_NAME);
         epo_status status = report_arm_load(&r->arm[r->arms++], path[i], &r->options);
         if (status != EPO_OK)
             return epo_tool_fail("report", status);

@@ -50,6 +50,9 @@ int epo_tool_error(const char *name, int status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* "ep-overlap NAME: ..." and where help is; EPO_EXIT_USAGE. */
 int epo_tool_usage(const char *name, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Of "": what "$LOG" gives where LOG is not set. */
+#define EPO_TOOL_NO_NAME "a file's name is empty: is a variable not set?"
+
 /* Flushes stdout: a full disk or a closed pipe turns `status` into EPO_EXIT_SYSTEM. */
 int epo_tool_finish(const char *name, int status);
 
