@@ -76,5 +76,6 @@ epo_status moe_check_experts(int experts, int ranks) {
                         "experts: found %d, which %d ranks cannot share evenly; use a multiple "
                         "of %d",
                         experts, ranks, ranks);
-    return EPO_OK;
+    /* A rank's counts of all of them are one row of an exchange: its bytes have 32 bits. */
+    return moe_check_range("experts", experts, 1, 1 << 24);
 }

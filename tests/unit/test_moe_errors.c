@@ -68,6 +68,8 @@ static void arguments_rank(moe_rank *c) {
             "found 7, which 3 ranks cannot share");
     REFUSED(c, e->buffer_create(group, &b, &buffer), EPO_E_ARG,
             "found 7, which 3 ranks cannot share");
+    b.experts = 3 << 29; /* a rank's counts of so many have more than 2^32 bytes */
+    REFUSED(c, e->buffer_bytes(group, &b, &bytes), EPO_E_ARG, "experts: found 1610612736, allowed");
     b = buffer_config();
     b.top_k = 33;
     REFUSED(c, e->buffer_bytes(group, &b, &bytes), EPO_E_ARG, "top_k: found 33, allowed 1..32");
