@@ -251,6 +251,10 @@ static epo_status read_all(chrome *c, int fd, char *block, const epo_profile_opt
                             (unsigned long long)(c->done + used) + 1, strerror(errno));
         const char *at = block;
         used += (size_t)n;
+        if (c->done == 0 && used >= 3 && memcmp(block, "\xEF\xBB\xBF", 3) == 0) {
+            at += 3; /* the mark of UTF-8, as editors on Windows put it in front */
+            c->done = 3;
+        }
         status = read_block(c, &at, block + used, n == 0);
         used -= (size_t)(at - block);
         memmove(block, at, used);

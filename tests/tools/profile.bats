@@ -28,6 +28,8 @@ serial_and_overlapped() {
     [[ $output =~ overlapped\ share[[:space:]]+0.00\ %[[:space:]]+75.00\ % ]]
     [[ $output =~ exposed[[:space:]]+0.100\ ms[[:space:]]+0.025\ ms ]]
     [[ $output != *"PRO-005"* ]]
+    run grep -nE '^.{81}' <<<"$output"
+    [ -z "$output" ]
 }
 
 @test "durations are never added" {

@@ -292,6 +292,19 @@ static void chrome_traces_are_read_in_every_spelling(void) {
     t = chrome_times("[{\"ph\":\"X\",\"cat\":\"Kernel\",\"name\":\"flash_\\u0066wd\",\"ts\":0.001,"
                      "\"dur\":0.002,\"pid\":3},"); /* an array may end anywhere */
     CU_ASSERT(t.of[EPO_KERNEL_ATTENTION] == 2 && t.busy == 2);
+    t = chrome_times("\xEF\xBB\xBF[{\"ph\":\"X\",\"cat\":\"kernel\",\"name\":\"flash_fwd\","
+                     "\"ts\":1,\"dur\":2,\"pid\":3}]\r\n"); /* as from Windows */
+    CU_ASSERT(t.of[EPO_KERNEL_ATTENTION] == 2000 && t.busy == 2000);
+}
+
+/* An error has the file's byte (the parser's may be the one behind). */
+static void a_mark_of_utf_8_counts_as_bytes(void) {
+    write_file("[1, x", 5);
+    check_refused("byte 6: not JSON");
+    write_file("\xEF\xBB\xBF[1, x", 8);
+    check_refused("byte 9: not JSON");
+    write_file("[\xEF\xBB\xBF]", 5);
+    check_refused("not JSON");
 }
 
 static void our_recordings_name_their_class(void) {
@@ -407,6 +420,7 @@ int main(void) {
         {"other databases are refused", other_databases_are_refused},
         {"damaged databases do no harm", damaged_databases_do_no_harm},
         {"Chrome traces in every spelling", chrome_traces_are_read_in_every_spelling},
+        {"a mark of UTF-8 counts as bytes", a_mark_of_utf_8_counts_as_bytes},
         {"our recordings name their class", our_recordings_name_their_class},
         {"PyTorch's copies have their kind", copies_of_pytorch_have_their_kind},
         {"events without times are left out", events_without_times_are_left_out},

@@ -170,8 +170,8 @@ void profile_print_text(const profile_view *v) {
     for (size_t i = 0; i < v->files; i++)
         if (v->file[i].refused[0] != '\0')
             printf("\n%s: no overlapped share: %s\n", v->file[i].path, v->file[i].refused);
-    printf("\nUnions of intervals per process and device; they explain a run, the speed is judged\n"
-           "by report on runs without a profiler.\n");
+    printf("\nUnions of intervals per process and device; they explain a run, the speed is\n"
+           "judged by report on runs without a profiler.\n");
 }
 
 static void json_unit(epo_json *json, const profile_file *f, size_t index) {
