@@ -233,6 +233,7 @@ END
 }
 
 @test "options that a blank behind the backslash or a comment cuts off are told, and do not count" {
+    # shellcheck disable=SC1003 # backslashes, no escapes
     for end in '\ ' '\
     # --seq-length 4096 \'; do
         printf 'torchrun pretrain_gpt.py --bf16 --num-experts 8 %s\n    --delay-wgrad-compute\n' "$end" >job.sh
