@@ -27,8 +27,8 @@ enum {
     FFN = 128,
     EXPERTS = 32,
     TOP_K = 4,
-    WARM = 3,
-    MOST = 40
+    WARM = GPU_LATE_FETCHES, /* passes, each of which has a result */
+    MOST = WARM + 40
 };
 
 static const epo_engine *engine;
@@ -171,7 +171,8 @@ static bool still_made(const member *m) {
 static bool passes(member *m, epo_group *group, epo_layer *layer, epo_plan *plan, arrays *a) {
     for (int i = 0; i <= WARM || (i < MOST && still_made(m)); i++) {
         epo_saved *saved = NULL;
-        nanosleep(&(struct timespec){0, 30000000}, NULL);
+        if (i + 3 >= WARM)
+            nanosleep(&(struct timespec){0, 30000000}, NULL);
         fake_cuda_count();
         if (!went(m, engine->forward(layer, plan, a->x, a->y, &saved, NULL)))
             return false;
@@ -341,8 +342,8 @@ static const setting settings[] = {
      true,
      true,
      false,
-     {12, 47, 17, 24, 0, 42, 96, 0, 17},
-     {18, 50, 18, 24, 0, 62, 128, 0, 17}},
+     {12, 47, 25, 24, 0, 42, 96, 0, 17},
+     {18, 50, 25, 24, 0, 62, 128, 0, 17}},
 #endif
 };
 

@@ -417,6 +417,8 @@ static epo_status op_poison(epo_queue *q, void *ptr, uint64_t bytes, void *ptr2,
     epo_status status;
     if (!gpu_op_begin(q, deps, &status))
         return status;
+    if ((status = gpu_late_fetch(q, deps->name)) != EPO_OK)
+        return status;
     GPU_TRY(q->be, deps->name,
             gpu_kernel_poison(q->stream, q->be->late_word, ptr, bytes, ptr2, bytes2));
     return gpu_op_end(q, deps);

@@ -45,6 +45,8 @@ void gpu_break(epo_backend *be, epo_status status, const char *text) {
         atomic_store(&be->late, (int)status);
     }
     pthread_mutex_unlock(&be->lock);
+    if (first) /* nobody waits for what the device makes of it here */
+        gpu_meet_abort(be->meet, status, text);
     gpu_late_mark(be);
     gpu_meet_abort(be->meet, status, text);
     if (first && be->ranks > 1)
@@ -64,42 +66,54 @@ epo_status gpu_late(epo_backend *be) {
     return status;
 }
 
-/* With one hardware queue the copy that sets the word would stand behind the very wait that
- * it is to come before: then the word is the CPU's, and kernels read it there. */
+/* With one hardware queue the copy that sets the device's word would stand behind the very wait
+ * that it is to come before: then the CPU's word is the only one that is set. */
 static bool late_on_host(void) {
     const char *queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
     return queues != NULL && strcmp(queues, "1") == 0;
 }
 
 epo_status gpu_late_open(epo_backend *be) {
-    be->late_host = late_on_host();
-    if (be->late_host) {
-        void *device = NULL;
-        GPU_TRY(be, "device",
-                cudaHostAlloc((void **)&be->late_one, sizeof *be->late_one, cudaHostAllocMapped));
-        *be->late_one = 0;
-        GPU_TRY(be, "device", cudaHostGetDevicePointer(&device, be->late_one, 0));
-        be->late_word = device;
-        return EPO_OK;
-    }
-    GPU_TRY(be, "device", cudaMalloc((void **)&be->late_word, sizeof *be->late_word));
-    epo_status status = gpu_zero_now(be, be->late_word, sizeof *be->late_word);
+    void *cpu = NULL, *seen = NULL;
+    epo_status status = gpu_host_map(be, sizeof *be->late_cpu, "device", &cpu, &seen);
     if (status != EPO_OK)
         return status;
-    GPU_TRY(be, "device", cudaHostAlloc((void **)&be->late_one, sizeof *be->late_one, 0));
-    *be->late_one = 1;
-    GPU_TRY(be, "device", cudaStreamCreateWithFlags(&be->late_stream, cudaStreamNonBlocking));
+    be->late_cpu = cpu;
+    be->late_seen = seen;
+    be->late_host = late_on_host();
+    GPU_TRY(be, "device", cudaMalloc((void **)&be->late_word, sizeof *be->late_word));
     gpu_memory_count(be, sizeof *be->late_word);
-    return EPO_OK;
+    status = gpu_zero_now(be, be->late_word, sizeof *be->late_word);
+    if (status == EPO_OK && !be->late_host)
+        GPU_TRY(be, "device", cudaStreamCreateWithFlags(&be->late_stream, cudaStreamNonBlocking));
+    return status;
 }
 
 void gpu_late_close(epo_backend *be) {
     if (be->late_stream != NULL)
         (void)cudaStreamDestroy(be->late_stream);
-    if (!be->late_host && be->late_word != NULL)
+    if (be->late_word != NULL)
         (void)cudaFree(be->late_word);
-    if (be->late_one != NULL)
-        (void)cudaFreeHost(be->late_one);
+    if (be->late_cpu != NULL)
+        (void)cudaFreeHost(be->late_cpu);
+}
+
+uint32_t *gpu_late_poll(const epo_backend *be) {
+    return be->late_host ? be->late_seen : be->late_word;
+}
+
+/* A kernel that is loaded at its first launch holds up whatever is issued later, the copy to the
+ * device's word too, until all before it is through: also the wait that the copy is to come
+ * before.  That is so in a program's first passes.  All blocks of a kernel reading the CPU's word
+ * would take a millisecond. */
+epo_status gpu_late_fetch(epo_queue *q, const char *phase) {
+    epo_backend *be = q->be;
+    const bool first = q->capture == 0 && be->late_fetches < GPU_LATE_FETCHES;
+    if (be->ranks == 1 || (!be->late_host && !first))
+        return EPO_OK;
+    be->late_fetches += first;
+    GPU_TRY(be, phase, gpu_kernel_late_fetch(q->stream, be->late_seen, be->late_word));
+    return EPO_OK;
 }
 
 /* Until the copy under way, this thread's or another's, is done. */
@@ -116,8 +130,8 @@ static void mark_wait(epo_backend *be, bool mine) {
 /* Bounded: a device that hangs runs nothing that would read the word.  Whoever returns may
  * release waits: the word is set, whichever thread was the first. */
 void gpu_late_mark(epo_backend *be) {
-    if (be->late_host && be->late_one != NULL)
-        __atomic_store_n(be->late_one, 1, __ATOMIC_RELEASE);
+    if (be->late_cpu != NULL)
+        __atomic_store_n(be->late_cpu, 1, __ATOMIC_RELEASE);
     if (be->late_stream == NULL || atomic_load(&be->marked))
         return;
     if (atomic_exchange(&be->marking, true)) {
@@ -125,7 +139,7 @@ void gpu_late_mark(epo_backend *be) {
         return;
     }
     (void)cudaSetDevice(be->device);
-    (void)cudaMemcpyAsync(be->late_word, be->late_one, sizeof *be->late_word,
+    (void)cudaMemcpyAsync(be->late_word, be->late_cpu, sizeof *be->late_word,
                           cudaMemcpyHostToDevice, be->late_stream);
     mark_wait(be, true);
 }

@@ -70,7 +70,7 @@ typedef struct table {
 /* Replays go on behind a wait that expired: what they store to peers whose slots are not free
  * looks at this word first. */
 static const uint32_t *late_of(const epo_queue *q, const epo_exchange *x) {
-    return x->counter != NULL ? q->be->late_word : NULL;
+    return x->counter != NULL ? gpu_late_poll(q->be) : NULL;
 }
 
 static epo_status table_flush(table *t) {

@@ -219,7 +219,7 @@ epo_status gpu_flag_write(epo_queue *q, cudaStream_t stream, const epo_exchange 
                 gpu_kernel_tell(stream,
                                 (uint64_t *)(uintptr_t)flag_device(w, flag, peers.first, peers.me),
                                 (uint64_t)peers.step * flag_word(w, 0, 1, 0), peers.count,
-                                x->counter, x->epoch, be->late_word));
+                                x->counter, x->epoch, gpu_late_poll(be)));
         return EPO_OK;
     }
     if (!be->stream_ops)
@@ -254,7 +254,7 @@ epo_status gpu_flag_raise(epo_queue *q, const epo_exchange *x, const char *phase
                        .rank_step = flag_word(w, 0, 1, 0),
                        .epoch = x->epoch,
                        .counter = x->counter,
-                       .late = x->counter != NULL ? be->late_word : NULL,
+                       .late = x->counter != NULL ? gpu_late_poll(be) : NULL,
                        .stored = q->stored,
                        .ranks = peers.count,
                        .parts = x->parts > 1 ? x->parts : 1};

@@ -149,6 +149,8 @@ epo_status gpu_flex_receive_maps(epo_queue *q, const epo_flex_receive *in, const
     on.base = m->tables;
     on.target = m->tables + ranks;
     on.returns = m->tables + ranks * (1 + local);
+    if ((status = gpu_late_fetch(q, deps->name)) != EPO_OK)
+        return status;
     GPU_TRY(q->be, deps->name, gpu_flex_receive(q->stream, &on, q->be->late_word));
     return gpu_op_end(q, deps);
 }

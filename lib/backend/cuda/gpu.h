@@ -195,8 +195,10 @@ struct epo_backend {
     atomic_int hangs; /* waits for this group's own work that did not end */
     bool broken;      /* how it is closed */
     atomic_bool marking, marked;
-    uint32_t *late_word, *late_one; /* as kernels see it; pinned */
-    bool late_host;                 /* both are one word of the CPU's */
+    uint32_t *late_word;            /* the device's, which results look at */
+    uint32_t *late_cpu, *late_seen; /* the CPU's, and as kernels see it */
+    bool late_host;                 /* only that one can be set while a stream waits */
+    int late_fetches;
     cudaStream_t late_stream;
     char late_text[EPO_ERROR_MAX];
 };
@@ -221,6 +223,13 @@ epo_status gpu_late_open(epo_backend *be);
 void gpu_late_close(epo_backend *be);
 /* Before a wait is released that nobody answered: results become NaN from here on. */
 void gpu_late_mark(epo_backend *be);
+/* In q's order, behind its waits and before what looks at late_word: that becomes what the CPU's
+ * word says, where the CPU may not reach it otherwise: this often, or always with one hardware
+ * queue. */
+#define GPU_LATE_FETCHES 64
+epo_status gpu_late_fetch(epo_queue *q, const char *phase);
+/* The word that kernels look at which wait themselves. */
+uint32_t *gpu_late_poll(const epo_backend *be);
 
 /* ---- driver.c ---- */
 typedef struct gpu_driver {

@@ -78,6 +78,11 @@ __device__ __forceinline__ bool is_late(const uint32_t *late) {
     return late != nullptr && *reinterpret_cast<const volatile uint32_t *>(late) != 0;
 }
 
+__global__ void fetch_late(const uint32_t *cpu, uint32_t *word) {
+    if (is_late(cpu))
+        *word = 1;
+}
+
 /* NaN in every type. */
 __device__ void all_ones(void *ptr, uint64_t bytes) {
     const uint64_t at = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -238,7 +243,8 @@ __global__ void __launch_bounds__(kPushThreads, 1)
     uint32_t i = blockIdx.x * warps + threadIdx.x / kWarp, begin = 0;
     int part = 0;
     /* The wait before may have expired: the peers' slots are not free then. */
-    if (is_late(table.raise.late))
+    if (table.raise.late != nullptr &&
+        __syncthreads_or(threadIdx.x == 0 && is_late(table.raise.late)))
         i = all;
     for (; i < all; i += gridDim.x * warps) {
         for (; part < table.raise.parts && i >= table.raise.part[part].end; part++) {
@@ -661,6 +667,12 @@ extern "C" cudaError_t gpu_kernel_swiglu(cudaStream_t stream, const epo_swiglu *
     case EPO_F16: swiglu_launch<__half>(stream, s); break;
     default: return cudaErrorInvalidValue;
     }
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t gpu_kernel_late_fetch(cudaStream_t stream, const uint32_t *cpu,
+                                             uint32_t *word) {
+    fetch_late<<<1, 1, 0, stream>>>(cpu, word);
     return cudaGetLastError();
 }
 

@@ -65,6 +65,8 @@ cudaError_t gpu_kernel_home(cudaStream_t stream, int sms, const epo_rows_reduce 
 cudaError_t gpu_kernel_poison(cudaStream_t stream, const uint32_t *late, void *ptr, uint64_t bytes,
                               void *ptr2, uint64_t bytes2);
 cudaError_t gpu_kernel_swiglu(cudaStream_t stream, const epo_swiglu *s);
+/* *word = 1 if *cpu is not 0: one thread looks. */
+cudaError_t gpu_kernel_late_fetch(cudaStream_t stream, const uint32_t *cpu, uint32_t *word);
 /* dst[i] = slot 0 [i] + slot 1 [i] + ..., slots `stride` floats apart; NaN if *late is set. */
 cudaError_t gpu_kernel_sum(cudaStream_t stream, float *dst, const float *slots, uint64_t stride,
                            int count, uint64_t n, const uint32_t *late);

@@ -227,6 +227,8 @@ bool gpu_op_begin(epo_queue *q, const epo_deps *deps, epo_status *status) {
         *status = gpu_op_end(q, deps);
         return false;
     }
+    if (deps->result && (*status = gpu_late_fetch(q, deps->name)) != EPO_OK)
+        return false;
     gpu_record_begin(q, deps);
     return true;
 }

@@ -133,7 +133,7 @@ epo_status gpu_replay_leave(epo_backend *be, epo_stream stream) {
 }
 
 static gpu_told told_to(const epo_backend *be) {
-    return (gpu_told){be->late_word, be->claim, be->board_dev};
+    return (gpu_told){gpu_late_poll(be), be->claim, be->board_dev};
 }
 
 epo_status gpu_replay_wait(epo_queue *q, cudaStream_t stream, const uint64_t *words,

@@ -53,6 +53,7 @@ static epo_status sum_piece(epo_backend *be, float *data, uint64_t count, epo_se
                                0,     NULL};
     deps.nwait = 1;
     deps.signal = be->sum_done;
+    deps.result = true;
     if (status != EPO_OK || !gpu_op_begin(be->sum_queue, &deps, &status))
         return status;
     GPU_TRY(be, "allreduce",

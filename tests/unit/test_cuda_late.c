@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The word by which results become NaN (backend/cuda/check.c), over the runtime in ordinary memory
+ * (tests/fake/cuda_runtime.c): when it is fetched from the CPU's, and that a failure sets that one.
+ */
+#include "config.h"
+
+#include "backend/backend.h"
+#include "backend/cuda/gpu.h"
+#include "unit.h"
+
+#include "../fake/cuda_runtime.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { MOST = 2, CALLS = 2 * GPU_LATE_FETCHES };
+
+typedef struct member {
+    epo_world *world;
+    int rank, ranks;
+    bool made, polls_cpu;
+    long captured, fetched; /* of CALLS */
+    uint32_t before, after;
+    epo_status told;
+} member;
+
+static long fetches(epo_queue *q, int calls, bool *ok) {
+    fake_cuda_count();
+    for (int i = 0; i < calls; i++)
+        *ok = gpu_late_fetch(q, "a test") == EPO_OK && *ok;
+    return fake_cuda_counted("a kernel");
+}
+
+static void *member_main(void *arg) {
+    member *m = arg;
+    const epo_backend_ops *ops = epo_backend_get();
+    const epo_backend_config config = {
+        .rank = m->rank, .ranks = m->ranks, .threads = m->world, .timeout_s = 50, .warn_s = 50};
+    epo_backend *be = NULL;
+    epo_queue *q = NULL;
+    cudaSetDevice(m->rank);
+    m->made =
+        ops->open(&config, &be) == EPO_OK && ops->queue_create(be, EPO_QUEUE_COMPUTE, &q) == EPO_OK;
+    if (m->made) {
+        q->capture = 1;
+        m->captured = fetches(q, CALLS, &m->made);
+        q->capture = 0;
+        m->fetched = fetches(q, CALLS, &m->made);
+        m->polls_cpu = gpu_late_poll(be) == be->late_seen;
+        m->before = *be->late_cpu;
+        gpu_break(be, EPO_E_SYSTEM, "as told");
+        m->after = *be->late_cpu;
+        m->told = gpu_late(be);
+    }
+    ops->queue_destroy(be, q);
+    ops->close(be, true);
+    return NULL;
+}
+
+static void play(int ranks, const char *connections, long captured, long fetched) {
+    member m[MOST];
+    pthread_t thread[MOST];
+    epo_world *world = NULL;
+    if (connections != NULL)
+        setenv("CUDA_DEVICE_MAX_CONNECTIONS", connections, 1);
+    else
+        unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    CU_ASSERT_EQUAL_FATAL(epo_backend_get()->world_create(ranks, &world), EPO_OK);
+    for (int r = 0; r < ranks; r++) {
+        m[r] = (member){.world = world, .rank = r, .ranks = ranks};
+        CU_ASSERT_EQUAL_FATAL(pthread_create(&thread[r], NULL, member_main, &m[r]), 0);
+    }
+    for (int r = 0; r < ranks; r++) {
+        pthread_join(thread[r], NULL);
+        CU_ASSERT_FATAL(m[r].made);
+        CU_ASSERT_EQUAL(m[r].captured, captured);
+        CU_ASSERT_EQUAL(m[r].fetched, fetched);
+        CU_ASSERT_EQUAL(m[r].polls_cpu, connections != NULL && strcmp(connections, "1") == 0);
+        CU_ASSERT_EQUAL(m[r].before, 0);
+        CU_ASSERT_EQUAL(m[r].after, 1);
+        CU_ASSERT_EQUAL(m[r].told, EPO_E_SYSTEM);
+    }
+    epo_backend_get()->world_destroy(world);
+    fake_cuda_forget(false);
+}
+
+/* A graph would keep what a program's first passes alone need. */
+static void first_results_fetch_it(void) {
+    play(2, NULL, 0, GPU_LATE_FETCHES);
+    play(2, "32", 0, GPU_LATE_FETCHES);
+}
+
+static void one_hardware_queue_always_does(void) { play(2, "1", CALLS, CALLS); }
+
+static void one_rank_waits_for_nobody(void) { play(1, NULL, 0, 0); }
+
+int main(void) {
+    static const CU_TestInfo tests[] = {
+        {"the first results fetch it", first_results_fetch_it},
+        {"with one hardware queue all do", one_hardware_queue_always_does},
+        {"one rank waits for nobody", one_rank_waits_for_nobody},
+        CU_TEST_INFO_NULL};
+    alarm(100); /* what hangs, ends */
+    setenv("EP_OVERLAP_CUDA_PEER", "1", 1);
+    fake_cuda_stream_ops(true);
+    return unit_run("cuda late", tests);
+}
