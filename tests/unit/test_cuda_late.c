@@ -94,7 +94,11 @@ static void first_results_fetch_it(void) {
     play(2, "32", 0, GPU_LATE_FETCHES);
 }
 
-static void one_hardware_queue_always_does(void) { play(2, "1", CALLS, CALLS); }
+/* One rank, too: a replay's own kernels set the CPU's word there. */
+static void one_hardware_queue_always_does(void) {
+    play(2, "1", CALLS, CALLS);
+    play(1, "1", CALLS, CALLS);
+}
 
 static void one_rank_waits_for_nobody(void) { play(1, NULL, 0, 0); }
 

@@ -109,7 +109,7 @@ uint32_t *gpu_late_poll(const epo_backend *be) {
 epo_status gpu_late_fetch(epo_queue *q, const char *phase) {
     epo_backend *be = q->be;
     const bool first = q->capture == 0 && be->late_fetches < GPU_LATE_FETCHES;
-    if (be->ranks == 1 || (!be->late_host && !first))
+    if (!be->late_host && (!first || be->ranks == 1)) /* one rank waits for nobody */
         return EPO_OK;
     be->late_fetches += first;
     GPU_TRY(be, phase, gpu_kernel_late_fetch(q->stream, be->late_seen, be->late_word));
