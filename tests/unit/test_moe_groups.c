@@ -124,9 +124,8 @@ static void tokens_held_twice_are_computed_once(void) {
     }
 }
 
-static void refused_tp(moe_rank *c) {
+static epo_engine_group group_of(const moe_rank *c, double timeout_s) {
     epo_engine_group g = {sizeof g, EPO_GROUP_CONFIG_INIT, "a test"};
-    epo_group *group = NULL;
     g.config.engine = EPO_ENGINE_HOST;
     g.config.rank = c->rank;
     g.config.ranks = c->ranks;
@@ -134,7 +133,13 @@ static void refused_tp(moe_rank *c) {
     g.config.overlap = EPO_OFF;
     g.config.delay_wgrad = EPO_OFF;
     g.config.dispatcher = EPO_DISPATCH_ALLTOALL;
-    g.config.timeout_s = 5;
+    g.config.timeout_s = timeout_s;
+    return g;
+}
+
+static void refused_tp(moe_rank *c) {
+    epo_engine_group g = group_of(c, 5);
+    epo_group *group = NULL;
     g.config.tensor_parallel = 2; /* of three ranks */
     EXPECT(c, c->engine->group_create(&g, &group) == EPO_E_ARG);
     EXPECT(c, strstr(c->engine->error(), "tensor_parallel") != NULL);
@@ -145,16 +150,8 @@ static void tp_divides_the_ranks(void) { CU_ASSERT_EQUAL(moe_ranks(3, 5.0, refus
 /* One rank's argument, where the ranks find each other without a bootstrap: nobody waits for the
  * limit. */
 static void refused_chunks(moe_rank *c) {
-    epo_engine_group g = {sizeof g, EPO_GROUP_CONFIG_INIT, "a test"};
+    epo_engine_group g = group_of(c, 60);
     epo_group *group = NULL;
-    g.config.engine = EPO_ENGINE_HOST;
-    g.config.rank = c->rank;
-    g.config.ranks = c->ranks;
-    g.config.threads = c->world;
-    g.config.overlap = EPO_OFF;
-    g.config.delay_wgrad = EPO_OFF;
-    g.config.dispatcher = EPO_DISPATCH_ALLTOALL;
-    g.config.timeout_s = 60;
     g.config.chunks = c->rank == 1 ? -1 : 1;
     const double start = moe_stats_now();
     const epo_status status = c->engine->group_create(&g, &group);
