@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "rules/rules.h"
 
+#include "core/fact_value.h"
+#include "core/version.h"
+
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -114,4 +118,24 @@ const char *epo_severity_name(epo_severity severity) {
 const char *epo_rule_outcome_name(epo_rule_outcome outcome) {
     static const char *const names[] = {"passed", "violated", "undecided"};
     return (size_t)outcome < COUNT(names) ? names[outcome] : "?";
+}
+
+const char *epo_keys_misfit(const char *key, const char *value) {
+    const epo_key *known = epo_keys_find(key, strlen(key));
+    epo_fact_value read;
+    epo_pep440 version;
+    if (known == NULL || !epo_fact_value_read(value, &read))
+        return NULL;
+    bool is_number = read.kind == EPO_FACT_NUMBER;
+    bool is_pattern = strcmp(key, "moe_layer_freq") == 0; /* [1]*48 */
+    const char *wanted = NULL;
+    if (known->type == EPO_KEY_SWITCH && read.kind != EPO_FACT_BOOL &&
+        !(is_number && (read.number == 0 || read.number == 1)))
+        wanted = "true or false";
+    else if (known->type == EPO_KEY_NUMBER && !is_number && !is_pattern)
+        wanted = "a number";
+    else if (known->type == EPO_KEY_VERSION && epo_pep440_parse(read.text, &version) != EPO_OK)
+        wanted = "a version (2.9.0)";
+    free(read.text);
+    return read.kind == EPO_FACT_NULL ? NULL : wanted;
 }

@@ -93,5 +93,8 @@ size_t epo_keys_count(void);
 const epo_key *epo_keys_at(size_t index);
 /* NULL: no rule reads it.  `length` bytes of `name`. */
 const epo_key *epo_keys_find(const char *name, size_t length);
+/* What `value` must be, "a version (2.9.0)", if it is none; NULL: it fits, or no rule reads the
+ * key. */
+const char *epo_keys_misfit(const char *key, const char *value);
 
 #endif

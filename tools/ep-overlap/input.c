@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "input.h"
 
-#include "core/fact_value.h"
 #include "core/scratch.h"
 #include "core/status.h"
-#include "core/version.h"
 #include "rules/command.h"
 #include "rules/rules.h"
 #include "rules/settings.h"
@@ -290,24 +288,4 @@ const char *epo_input_kind_name(epo_input_kind kind) {
                                         "log with Megatron-LM's arguments",
                                         "log with Bridge's configuration summary"};
     return names[kind];
-}
-
-const char *epo_input_misfit(const char *key, const char *value) {
-    const epo_key *known = epo_keys_find(key, strlen(key));
-    epo_fact_value read;
-    epo_pep440 version;
-    if (known == NULL || !epo_fact_value_read(value, &read))
-        return NULL;
-    bool is_number = read.kind == EPO_FACT_NUMBER;
-    bool is_pattern = strcmp(key, "moe_layer_freq") == 0; /* [1]*48 */
-    const char *wanted = NULL;
-    if (known->type == EPO_KEY_SWITCH && read.kind != EPO_FACT_BOOL &&
-        !(is_number && (read.number == 0 || read.number == 1)))
-        wanted = "true or false";
-    else if (known->type == EPO_KEY_NUMBER && !is_number && !is_pattern)
-        wanted = "a number";
-    else if (known->type == EPO_KEY_VERSION && epo_pep440_parse(read.text, &version) != EPO_OK)
-        wanted = "a version (2.9.0)";
-    free(read.text);
-    return read.kind == EPO_FACT_NULL ? NULL : wanted;
 }

@@ -53,8 +53,4 @@ epo_status epo_input_environment(epo_facts *facts);
 
 const char *epo_input_kind_name(epo_input_kind kind);
 
-/* Of --set KEY=VALUE, for a key of keys.def: what VALUE must be, "a version (2.9.0)", if it is
- * none; NULL: it fits, or the key is none of them. */
-const char *epo_input_misfit(const char *key, const char *value);
-
 #endif

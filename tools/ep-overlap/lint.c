@@ -50,7 +50,7 @@ static int split_set(const char *text, char *key, size_t size) {
     if (equals == NULL || equals == text || (size_t)(equals - text) >= size)
         return epo_tool_usage("lint", "--set takes KEY=VALUE, not \"%s\"", text);
     snprintf(key, size, "%.*s", (int)(equals - text), text);
-    const char *wanted = epo_input_misfit(key, equals + 1);
+    const char *wanted = epo_keys_misfit(key, equals + 1);
     return wanted == NULL
                ? EPO_EXIT_FINE
                : epo_tool_usage("lint", "--set: %s takes %s, not \"%s\"", key, wanted, equals + 1);

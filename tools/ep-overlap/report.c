@@ -71,7 +71,7 @@ static int take_set(report_options *o, const char *text) {
     if (o->sets == sizeof o->set / sizeof *o->set)
         return epo_tool_usage("report", "too many --set");
     snprintf(key, sizeof key, "%.*s", (int)(equals - text), text);
-    const char *wanted = epo_input_misfit(key, equals + 1);
+    const char *wanted = epo_keys_misfit(key, equals + 1);
     if (wanted != NULL)
         return epo_tool_usage("report", "--set: %s takes %s, not \"%s\"", key, wanted, equals + 1);
     if (strncmp(key, "env.", 4) != 0 && epo_keys_find(key, strlen(key)) == NULL)
