@@ -114,9 +114,9 @@ static epo_status blas_open(epo_queue *q) {
     static const char handle[] = "a handle";
     epo_backend *be = q->be;
     epo_status status = gpu_library_first(q, handle, sizeof handle, "cuBLAS");
-    gpu_blas *b = status == EPO_OK ? calloc(1, sizeof *b) : NULL;
     if (status != EPO_OK)
         return status;
+    gpu_blas *b = calloc(1, sizeof *b);
     if (b == NULL)
         return epo_fail(EPO_E_NOMEM, "rank %d: no memory for cuBLAS's handles", be->rank);
     b->be = be;

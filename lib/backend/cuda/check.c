@@ -45,10 +45,8 @@ void gpu_break(epo_backend *be, epo_status status, const char *text) {
         atomic_store(&be->late, (int)status);
     }
     pthread_mutex_unlock(&be->lock);
-    if (first) /* nobody waits for what the device makes of it here */
-        gpu_meet_abort(be->meet, status, text);
+    gpu_meet_abort(be->meet, status, text); /* nobody waits for what the device makes of it here */
     gpu_late_mark(be);
-    gpu_meet_abort(be->meet, status, text);
     if (first && be->ranks > 1)
         nanosleep(&heard, NULL);
     gpu_watch_release(be);
