@@ -14,12 +14,14 @@
  *     -t          prints a timeline of each arm's queues
  *     -f          each backward's weight gradients are fresh ones: written, not added
  *     -c          prints where the CPU time of each arm's calls goes
+ *     -s          ranks share GPUs where there are too few: tells one way from another, nothing of
+ *                 a link, and the table says so
  *
- * Rank r is a thread on GPU r. All arms are measured in turns in one run, in another order each;
- * figures are medians of the slowest rank, a ratio that of the two in the same turn. Forward: CALLS
- * in a row, so the CPU runs ahead as far as it can. FFN is the experts' GEMMs and activation alone
- * on the same rows; the floor is max(FFN, D + C), D and C the least bytes over the rate of a large
- * peer copy. efficiency = (serial - arm) / (serial - floor).
+ * Rank r is a thread on GPU r (-s: modulo their number). All arms are measured in turns in one run,
+ * in another order each; figures are medians of the slowest rank, a ratio that of the two in the
+ * same turn. Forward: CALLS in a row, so the CPU runs ahead as far as it can. FFN is the experts'
+ * GEMMs and activation alone on the same rows; the floor is max(FFN, D + C), D and C the least
+ * bytes over the rate of a large peer copy. efficiency = (serial - arm) / (serial - floor).
  */
 #include "bench.h"
 
@@ -379,7 +381,7 @@ static bool rank_measure(bench_rank *b) {
 
 static void *rank_main(void *ctx) {
     bench_rank b = {.rank = *(int *)ctx};
-    TEST_CUDA(cudaSetDevice(b.rank));
+    TEST_CUDA(cudaSetDevice(b.rank % bench.devices));
     TEST_CUDA(cudaStreamCreateWithFlags(&b.stream, cudaStreamNonBlocking));
     TEST_CUDA(cudaEventCreate(&b.start));
     TEST_CUDA(cudaEventCreate(&b.middle));
@@ -452,10 +454,10 @@ static bool parse(int argc, char **argv) {
     bench_shape *s = &bench.shape;
     int *fields[] = {&s->ranks,   &s->tokens, &s->hidden, &s->ffn,
                      &s->experts, &s->top_k,  &s->repeats};
-    int devices = 0;
+    bool share = false;
     s->repeats = 9;
     bool ok = parse_arms(default_arms);
-    for (int c; ok && (c = getopt(argc, argv, "a:w:l:n:tcf")) != -1;)
+    for (int c; ok && (c = getopt(argc, argv, "a:w:l:n:tcfs")) != -1;)
         switch (c) {
         case 'a': ok = parse_arms(optarg); break;
         case 'w':
@@ -470,22 +472,25 @@ static bool parse(int argc, char **argv) {
         case 't': bench.timeline = true; break;
         case 'c': bench.cpu = true; break;
         case 'f': bench.fresh = true; break;
+        case 's': share = true; break;
         default: ok = false;
         }
     if (!ok || argc - optind < 6) {
         fprintf(
             stderr,
-            "usage: bench [-a ARM,...] [-w fp32|bf16] [-n CALLS] [-l LABEL] [-t] [-c] [-f] RANKS "
-            "TOKENS HIDDEN FFN EXPERTS TOP_K [REPEATS]\n");
+            "usage: bench [-a ARM,...] [-w fp32|bf16] [-n CALLS] [-l LABEL] [-t] [-c] [-f] [-s] "
+            "RANKS TOKENS HIDDEN FFN EXPERTS TOP_K [REPEATS]\n");
         return false;
     }
     for (int i = optind; i < argc && i - optind < 7; i++)
         *fields[i - optind] = (int)strtol(argv[i], NULL, 10);
-    TEST_CUDA(cudaGetDeviceCount(&devices));
-    if (s->ranks < 1 || s->ranks > BENCH_RANKS || s->ranks > devices || s->repeats < 1 ||
-        s->repeats > BENCH_REPEATS || s->experts % s->ranks != 0 || s->experts / s->ranks > 1024) {
-        fprintf(stderr, "bench: %d ranks need as many GPUs (%d here), repeats are 1..%d\n",
-                s->ranks, devices, BENCH_REPEATS);
+    TEST_CUDA(cudaGetDeviceCount(&bench.devices));
+    if (s->ranks < 1 || s->ranks > BENCH_RANKS || (s->ranks > bench.devices && !share) ||
+        s->repeats < 1 || s->repeats > BENCH_REPEATS || s->experts % s->ranks != 0 ||
+        s->experts / s->ranks > 1024) {
+        fprintf(stderr,
+                "bench: %d ranks need as many GPUs (%d here; -s: they share), repeats are 1..%d\n",
+                s->ranks, bench.devices, BENCH_REPEATS);
         return false;
     }
     return true;

@@ -42,8 +42,9 @@ typedef struct bench_program {
     int arms;
     epo_dtype wgrad_type;
     bool timeline, cpu;
-    bool fresh; /* each backward's weight gradients take the place of the last ones */
-    int calls;  /* in a row, without a look at the GPU: as a model's layers come */
+    int devices; /* fewer than ranks: these share them */
+    bool fresh;  /* each backward's weight gradients take the place of the last ones */
+    int calls;   /* in a row, without a look at the GPU: as a model's layers come */
     const char *label, *way;
     const epo_engine *engine;
     epo_world *worlds[BENCH_ARMS];

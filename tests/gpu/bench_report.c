@@ -47,7 +47,8 @@ double bench_peer_rate(void) {
     cudaEvent_t begin, end;
     double best = 0;
     int reach = 0;
-    if (bench.shape.ranks < 2 || cudaDeviceCanAccessPeer(&reach, 0, 1) != cudaSuccess)
+    if (bench.shape.ranks < 2 || bench.devices < bench.shape.ranks ||
+        cudaDeviceCanAccessPeer(&reach, 0, 1) != cudaSuccess)
         return 0;
     for (int i = 0; i < 2; i++) {
         TEST_CUDA(cudaSetDevice(i));
@@ -100,10 +101,10 @@ static void report_arm(int a, int base, double rate, double ffn, double ffn_both
            "\"efficiency_forward\":%.3f,\"efficiency_both\":%.3f,\"ratio_forward\":%.4f,"
            "\"ratio_both\":%.4f,\"ffn_ms\":%.4f,\"ffn_both_ms\":%.4f,\"dispatch_bytes\":%llu,"
            "\"combine_bytes\":%llu,\"cpu_forward_us\":%.0f,\"cpu_backward_us\":%.0f,"
-           "\"plan_ms\":%.3f,\"peer_gbs\":%.1f}\n",
+           "\"plan_ms\":%.3f,\"peer_gbs\":%.1f,\"gpus\":%d}\n",
            bench.label, bench.arm[a].name, bench.chosen[a], bench.shape.tokens, bench.shape.hidden,
            bench.shape.ffn, bench.shape.experts, f, sf, b, sb, ef, eb, xf, xb, ffn, ffn_both, d, c,
-           cpu_f, cpu_b, plan, rate);
+           cpu_f, cpu_b, plan, rate, bench.devices);
 }
 
 void bench_report(double rate) {
@@ -116,6 +117,9 @@ void bench_report(double rate) {
     printf("# FFN alone: forward %.3f ms (in four pieces %.3f, as a chain of four parts %.3f), "
            "forward + backward %.3f ms\n",
            ffn, median(bench.ffn_pieces, NULL), median(bench.ffn_chain, NULL), both);
+    if (bench.devices < s->ranks)
+        printf("# %d ranks share %d GPUs: arms can be compared, no link was crossed\n", s->ranks,
+               bench.devices);
     printf("%-20s %2s %8s %6s %8s %6s %6s %6s %6s %6s %6s %6s %7s\n", "arm", "n", "fwd ms", "+-",
            "f+b ms", "+-", "eff f", "eff fb", "x f", "x fb", "cpu f", "cpu b", "plan ms");
     int base = 0;
