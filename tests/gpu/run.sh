@@ -35,7 +35,8 @@
 #                    that never comes; a capture while NCCL is waited for; 60 groups made and
 #                    destroyed                                         1 GPU or more
 #   sanitizer 60 s   memcheck and racecheck of small cases             1 GPU
-#   bench      6 s   workload Q, serial and overlapped in turns  2 GPUs (1: no exchange)
+#   bench     15 s   workload Q, serial and overlapped in turns; with one hardware queue
+#                    (CUDA_DEVICE_MAX_CONNECTIONS=1), too       2 GPUs (1: no link is crossed)
 #   torch     20 s   PyTorch's eager layer beside it                    2 GPUs
 #   strong    10 s   the layer beside our dispatch, torch._grouped_mm and one pass of
 #                    SwiGLU, in turns                                2 GPUs
@@ -387,7 +388,7 @@ late_nccl() {
 }
 
 phase_run() { # PHASE
-    local phase=$1 name
+    local phase=$1 name both_serial=alltoall:serial,alltoall:auto,flex:serial,flex:auto
     case $phase in
         probe) run probe 90 tests/gpu/probe.sh "$build/probe" ;;
         units) run units 90 "$build/units" ;;
@@ -540,11 +541,14 @@ phase_run() { # PHASE
             ;;
         bench)
             if [ "$gpus" -lt 2 ]; then
-                skip bench "exchange needs 2 GPUs, $gpus here: experts alone are timed"
+                skip bench "a link needs 2 GPUs, $gpus here: one rank alone, and ranks that share it, are timed"
                 measure bench 100 "$build/bench" 1 4096 2048 768 64 8 7
+                measure bench32 60 "$build/bench" -s -l Q-shared -a "$both_serial" 2 4096 2048 768 128 8 7
             else
                 measure bench 100 "$build/bench" -l Q 2 4096 2048 768 128 8 9
             fi
+            # Megatron-LM's scripts set it: no kernel may wait there for what is behind it, or read over PCIe.
+            CUDA_DEVICE_MAX_CONNECTIONS=1 measure bench1 60 "$build/bench" -s -l Q-one-queue -a "$both_serial" 2 4096 2048 768 128 8 7
             ;;
         torch)
             if torch_here torch && two_gpus torch; then
@@ -560,7 +564,7 @@ phase_run() { # PHASE
         sweep)
             two_gpus sweep && for tokens in 64 512 4096 16384; do
                 measure "sweep$tokens" 60 "$build/bench" -l "T$tokens" \
-                    -a alltoall:serial,alltoall:auto,flex:serial,flex:auto 2 "$tokens" 2048 768 128 8 15
+                    -a "$both_serial" 2 "$tokens" 2048 768 128 8 15
             done
             ;;
         deep)
