@@ -43,7 +43,9 @@
  *
  * On GPUs a peer may fail after a call has returned: then the outputs of the calls
  * concerned become NaN in stream order, weight gradients included, and the error is
- * that of the next call and of epo_group_async_error.
+ * that of the next call and of epo_group_async_error.  (Only where CUDA loads a kernel for
+ * its first launch behind the wait that fails, after a group's first passes, or the GPU hangs,
+ * they may hold rows that never came: the error then says so.)
  *
  * Threads: one group and all that was made from it belong to one thread at a
  * time.  Different groups may be used from different threads.  A process forked

@@ -29,6 +29,9 @@ typedef struct member {
     long captured, fetched; /* of CALLS */
     uint32_t before, after;
     epo_status told;
+    int calls; /* of gpu_late_fetch, before a failure that the GPU does not hear of; 0: it does */
+    pthread_barrier_t *both; /* ranks that fail at the same time */
+    bool unsure;             /* the error says that results may not be NaN */
 } member;
 
 static long fetches(epo_queue *q, int calls, bool *ok) {
@@ -58,6 +61,31 @@ static void *member_main(void *arg) {
         gpu_break(be, EPO_E_SYSTEM, "as told");
         m->after = *be->late_cpu;
         m->told = gpu_late(be);
+    }
+    ops->queue_destroy(be, q);
+    ops->close(be, true);
+    return NULL;
+}
+
+static void *deaf_main(void *arg) {
+    member *m = arg;
+    const epo_backend_ops *ops = epo_backend_get();
+    const epo_backend_config config = {
+        .rank = m->rank, .ranks = m->ranks, .threads = m->world, .timeout_s = 50, .warn_s = 50};
+    epo_backend *be = NULL;
+    epo_queue *q = NULL;
+    cudaSetDevice(m->rank);
+    m->made =
+        ops->open(&config, &be) == EPO_OK && ops->queue_create(be, EPO_QUEUE_COMPUTE, &q) == EPO_OK;
+    if (m->made) {
+        (void)fetches(q, m->calls, &m->made);
+        pthread_barrier_wait(m->both);
+        fake_cuda_busy(FAKE_ALL);
+        gpu_break(be, EPO_E_TIMEOUT, "as told");
+        pthread_barrier_wait(m->both);
+        fake_cuda_busy(FAKE_IDLE);
+        m->told = gpu_late(be);
+        m->unsure = strstr(engine->error(), "as told; the results behind it may hold rows") != NULL;
     }
     ops->queue_destroy(be, q);
     ops->close(be, true);
@@ -98,12 +126,41 @@ static void one_hardware_queue_always_does(void) {
     play(1, "1", CALLS, CALLS);
 }
 
+static void play_deaf(int calls, const char *connections, bool unsure) {
+    if (connections != NULL)
+        setenv("CUDA_DEVICE_MAX_CONNECTIONS", connections, 1);
+    else
+        unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    epo_world *world = cuda_ranks_world(engine, 2, true, false);
+    pthread_barrier_t both;
+    member m[2];
+    pthread_barrier_init(&both, NULL, 2);
+    for (int r = 0; r < 2; r++)
+        m[r] = (member){.world = world, .rank = r, .ranks = 2, .calls = calls, .both = &both};
+    cuda_ranks_run(engine, world, 2, deaf_main, m, sizeof *m);
+    for (int r = 0; r < 2; r++) {
+        CU_ASSERT_FATAL(m[r].made);
+        CU_ASSERT_EQUAL(m[r].told, EPO_E_TIMEOUT);
+        CU_ASSERT_EQUAL(m[r].unsure, unsure);
+    }
+    pthread_barrier_destroy(&both);
+    fake_cuda_forget(false);
+}
+
+/* The GPU does nothing for as long as the word may take, as while a kernel is loaded. */
+static void a_gpu_that_hears_nothing_is_told(void) {
+    play_deaf(GPU_LATE_FETCHES, NULL, true);
+    play_deaf(GPU_LATE_FETCHES - 1, NULL, false); /* the next result fetches the CPU's word */
+    play_deaf(CALLS, "1", false);
+}
+
 static void one_rank_waits_for_nobody(void) { play(1, NULL, 0, 0); }
 
 int main(void) {
     static const CU_TestInfo tests[] = {
         {"the first results fetch it", first_results_fetch_it},
         {"with one hardware queue all do", one_hardware_queue_always_does},
+        {"a GPU that hears nothing is told", a_gpu_that_hears_nothing_is_told},
         {"one rank waits for nobody", one_rank_waits_for_nobody},
         CU_TEST_INFO_NULL};
     engine = epo_engine_entry(EPO_ENGINE_ABI);

@@ -36,6 +36,17 @@ epo_status gpu_fail_driver(const epo_backend *be, const char *call, const char *
                     phase, name, (int)error);
 }
 
+/* Whoever got the error before does not hear of it; who gets it from here on does. */
+static void tell_unmarked(epo_backend *be) {
+    pthread_mutex_lock(&be->lock);
+    const size_t used = strlen(be->late_text);
+    snprintf(be->late_text + used, sizeof be->late_text - used,
+             "; the results behind it may hold rows that never came instead of NaN: the GPU took "
+             "no word of it for %.0f s (a kernel was loaded at its first launch, or it hangs)",
+             MARK_LIMIT_S);
+    pthread_mutex_unlock(&be->lock);
+}
+
 void gpu_break(epo_backend *be, epo_status status, const char *text) {
     const struct timespec heard = {0, HEARD_NS};
     pthread_mutex_lock(&be->lock);
@@ -47,6 +58,8 @@ void gpu_break(epo_backend *be, epo_status status, const char *text) {
     pthread_mutex_unlock(&be->lock);
     gpu_meet_abort(be->meet, status, text); /* nobody waits for what the device makes of it here */
     gpu_late_mark(be);
+    if (first && atomic_load(&be->unmarked))
+        tell_unmarked(be);
     if (first && be->ranks > 1)
         nanosleep(&heard, NULL);
     gpu_watch_release(be);
@@ -106,22 +119,26 @@ uint32_t *gpu_late_poll(const epo_backend *be) {
  * would take a millisecond. */
 epo_status gpu_late_fetch(epo_queue *q, const char *phase) {
     epo_backend *be = q->be;
-    const bool first = q->capture == 0 && be->late_fetches < GPU_LATE_FETCHES;
+    const bool first = q->capture == 0 && atomic_load(&be->late_fetches) < GPU_LATE_FETCHES;
     if (!be->late_host && (!first || be->ranks == 1)) /* one rank waits for nobody */
         return EPO_OK;
-    be->late_fetches += first;
+    atomic_fetch_add(&be->late_fetches, first);
     GPU_TRY(be, phase, gpu_kernel_late_fetch(q->stream, be->late_seen, be->late_word));
     return EPO_OK;
 }
 
-/* Until the copy under way, this thread's or another's, is done. */
+/* Until the copy under way, this thread's or another's, is done.  If it is not in time, a group's
+ * first results are NaN all the same: they have fetched the CPU's word. */
 static void mark_wait(epo_backend *be, bool mine) {
     const double until = gpu_now() + MARK_LIMIT_S;
     const struct timespec nap = {0, 20000};
-    while ((mine ? cudaStreamQuery(be->late_stream) == cudaErrorNotReady
-                 : !atomic_load(&be->marked)) &&
+    bool under_way = true;
+    while ((under_way = mine ? cudaStreamQuery(be->late_stream) == cudaErrorNotReady
+                             : !atomic_load(&be->marked)) &&
            gpu_now() < until)
         nanosleep(&nap, NULL);
+    if (under_way && atomic_load(&be->late_fetches) >= GPU_LATE_FETCHES)
+        atomic_store(&be->unmarked, true);
     atomic_store(&be->marked, true);
 }
 

@@ -195,10 +195,11 @@ struct epo_backend {
     atomic_int hangs; /* waits for this group's own work that did not end */
     bool broken;      /* how it is closed */
     atomic_bool marking, marked;
+    atomic_bool unmarked;           /* late_word was not set before waits were released */
     uint32_t *late_word;            /* the device's, which results look at */
     uint32_t *late_cpu, *late_seen; /* the CPU's, and as kernels see it */
     bool late_host;                 /* only that one can be set while a stream waits */
-    int late_fetches;
+    atomic_int late_fetches;
     cudaStream_t late_stream;
     char late_text[EPO_ERROR_MAX];
 };
