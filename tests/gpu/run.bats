@@ -46,7 +46,7 @@ line() { grep -qE -- "$1" <<<"$output" || { echo "no line: $1" && false; }; }
     [ "${#lines[@]}" -ge 40 ]
     [ "$(grep -cE '^[a-z0-9]+ [0-9]+$' <<<"$output")" = "${#lines[@]}" ]
     # each is one of the script's own, and the other way round
-    diff <(cut -d' ' -f1 <<<"$output" | sort) <(sed -n '/^phase_run()/,/^}/s/^        \([a-z0-9]*\)).*/\1/p' "$top/tests/gpu/run.sh" | sort)
+    diff <(cut -d' ' -f1 <<<"$output" | sort) <(sed -n '/^phase_run()/,/^}/s/^        \([a-z0-9]*\)).*/\1/p' "$top/tests/gpu/phases.sh" | sort)
     diff <(cut -d' ' -f1 <<<"$output" | sort) <(sed -n 's/^phases=${\*:-\(.*\)}$/\1/p' "$top/tests/gpu/run.sh" | tr ' ' '\n' | sort)
     run_sh 0 --help
     line 'bulk +[0-9]+ s   10,000 random small layers'
@@ -113,7 +113,7 @@ END
     ok dense
     # two commands of 60 s, no second usually: 20 s
     sed 's/^#   repeats   10 s/#   repeats    0 s/' "$top/tests/gpu/run.sh" >"$work/run.sh"
-    mkdir -p "$work/tree/tests/gpu" && cp "$work/run.sh" "$work/tree/tests/gpu/" && chmod +x "$work/tree/tests/gpu/run.sh"
+    mkdir -p "$work/tree/tests/gpu" && cp "$work/run.sh" "$top/tests/gpu/phases.sh" "$work/tree/tests/gpu/" && chmod +x "$work/tree/tests/gpu/run.sh"
     run -1 timeout 100 "$work/tree/tests/gpu/run.sh" -t 200 repeats dense
     echo "$output"
     line '^repeats	endure repeats 	FAIL	stopped after [1-5]?[0-9] s'
