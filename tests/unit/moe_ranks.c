@@ -325,6 +325,71 @@ static void backward(rank_run *r, int b) {
     e->plan_release(r->plan[b]);
 }
 
+/* ---- a batch's forward beside the backward of the one before ---------------- */
+
+typedef struct pair {
+    rank_run *r;
+    int batch; /* of the forward */
+} pair;
+
+/* The router's answer is known in the node before the experts. */
+static epo_status pair_node(void *ctx, epo_node node, int layer, epo_step *step,
+                            epo_stream stream) {
+    pair *p = ctx;
+    rank_run *r = p->r;
+    const moe_case *c = r->args->c;
+    (void)layer;
+    (void)stream;
+    if (node != EPO_NODE_ATTENTION)
+        return EPO_OK;
+    const case_batch *in = &c->batch[p->batch][r->rank->rank];
+    const epo_routing routing = config_routing(in->tokens, c->top_k, in->experts, in->weights);
+    epo_status status = r->rank->engine->plan_create(r->buffer, &routing, NULL, &r->plan[p->batch]);
+    step->plan = r->plan[p->batch];
+    step->x = r->x[p->batch];
+    step->y = r->args->out->y[p->batch][r->rank->rank];
+    return status;
+}
+
+/* Forward of batch b, if there is one, and backward of b - 1, likewise. */
+static void run_pair(rank_run *r, int b) {
+    const moe_case *c = r->args->c;
+    const int me = r->rank->rank, back = b - 1;
+    moe_result *out = r->args->out;
+    pair p = {r, b};
+    epo_step f = {.layer = r->layer}, w = {.layer = r->layer};
+    epo_schedule s = EPO_SCHEDULE_INIT;
+    void *dy = NULL;
+    s.layers = 1;
+    s.node = pair_node;
+    s.ctx = &p;
+    if (b < c->batches) {
+        const case_batch *in = &c->batch[b][me];
+        r->x[b] = moe_pack(in->x, (size_t)in->tokens * (size_t)c->hidden, c->type);
+        s.forward = &f;
+    }
+    if (back >= 0) {
+        const case_batch *in = &c->batch[back][me];
+        dy = moe_pack(in->dy, (size_t)in->tokens * (size_t)c->hidden, c->type);
+        w.saved = r->saved[back];
+        w.dy = dy;
+        w.dx = r->args->how->in_place ? dy : out->dx[back][me];
+        w.dweights = out->dweights[back][me];
+        r->back = (uint64_t)back;
+        s.backward = &w;
+    }
+    EXPECT(r->rank, r->rank->engine->schedule_run(r->group, &s, NULL) == EPO_OK);
+    if (b < c->batches)
+        r->saved[b] = f.saved;
+    if (back >= 0) {
+        const size_t n = (size_t)c->batch[back][me].tokens * (size_t)c->hidden;
+        if (r->args->how->in_place)
+            memcpy(out->dx[back][me], dy, n * type_size(c->type));
+        r->rank->engine->plan_release(r->plan[back]);
+    }
+    free(dy);
+}
+
 static void run_rank(moe_rank *rank) {
     const run_args *args = rank->arg;
     const moe_case *c = args->c;
@@ -336,6 +401,10 @@ static void run_rank(moe_rank *rank) {
     if (make_buffer(&r)) {
         make_layer(&r);
         for (int b = 0; r.layer != NULL && b <= c->batches; b++) {
+            if (args->how->paired) {
+                run_pair(&r, b);
+                continue;
+            }
             if (b < c->batches)
                 forward(&r, b);
             if (b > 0)

@@ -49,7 +49,8 @@ typedef struct moe_how {
     const epo_group_config *memory;  /* alloc and free of these; alloc_ctx: [rank] */
     int fail_call;                   /* not 0: its n-th call fails, on rank 0 */
     const epo_buffer_config *limits; /* capacity, overflow, padding, wire; NULL: none */
-    bool fresh; /* the first backward's weight gradients take the place of NaN */
+    bool fresh;  /* the first backward's weight gradients take the place of NaN */
+    bool paired; /* a batch's forward beside the backward of the one before, by schedule_run */
 } moe_how;
 
 /* A group for `how`; NULL after a failure, which is counted. */

@@ -27,8 +27,11 @@ static bool right(const moe_case *c, const moe_how *how, const moe_answer *answe
 static bool all_ways(const moe_case *c, epo_dispatcher dispatcher, const int *chunks, int nchunks,
                      int align, bool in_place, bool tiny) {
     epo_dtype wgrad = c->type == EPO_F32 || c->seed % 2 == 0 ? EPO_F32 : c->type;
-    moe_how serial = {dispatcher,    0, 0,    0, wgrad, align, 0, in_place, false,
-                      EPO_SAVE_ROWS, 0, NULL, 0, NULL,  false};
+    const moe_how serial = {.dispatcher = dispatcher,
+                            .wgrad_type = wgrad,
+                            .align = align,
+                            .in_place = in_place,
+                            .saved = EPO_SAVE_ROWS};
     moe_answer answer;
     moe_result first, other;
     moe_reference(c, &answer);
