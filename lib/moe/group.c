@@ -121,15 +121,40 @@ static epo_status compare_now(epo_group *group, const epo_turn *turn, epo_status
     return wrong != EPO_OK ? epo_fail(wrong, "%s", text) : status;
 }
 
+/* Of the calls that were made; for the next plan's record. */
+static void note_pass(moe_passes *all, const epo_turn *turn) {
+    const epo_turn_with *w = &turn->with;
+    const uint64_t bit = UINT64_C(1) << all->count % 64;
+    const uint32_t parts[] = {(uint32_t)turn->kind, (uint32_t)turn->plan, (uint32_t)w->buffer,
+                              (uint32_t)w->ffn,     (uint32_t)w->saved,   (uint32_t)w->own,
+                              (uint32_t)w->again};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        all->hash = (all->hash ^ parts[i]) * 16777619 + 1;
+    all->without = (all->without & ~bit) | (w->extra == 1 ? bit : 0);
+    all->with = (all->with & ~bit) | (w->extra == 2 ? bit : 0);
+    all->count++;
+    all->last = *turn;
+}
+
+static bool is_pass(epo_turn_kind kind) {
+    return kind == EPO_TURN_DISPATCH || kind == EPO_TURN_COMBINE || kind == EPO_TURN_FORWARD ||
+           kind == EPO_TURN_BACKWARD;
+}
+
 static epo_status take_turn(epo_group *group, const epo_turn *turn, bool meets, epo_status wrong) {
     const epo_backend_ops *ops = group->ops;
     const epo_status other =
         ops->turn != NULL ? ops->turn(group->be, turn, wrong != EPO_OK) : EPO_OK;
+    epo_status status = EPO_OK;
     if (meets && other == EPO_OK)
-        return compare_now(group, turn, wrong);
-    if (wrong != EPO_OK)
-        return wrong;
-    return other != EPO_OK ? moe_group_break(group, other) : EPO_OK;
+        status = compare_now(group, turn, wrong);
+    else if (wrong != EPO_OK)
+        status = wrong;
+    else if (other != EPO_OK)
+        status = moe_group_break(group, other);
+    if (status == EPO_OK && is_pass(turn->kind))
+        note_pass(&group->passes, turn);
+    return status;
 }
 
 /* Does the group's plan belong to a buffer for graphs? */
@@ -166,26 +191,22 @@ epo_status moe_layer_turn(epo_group *group, epo_turn_kind kind, const epo_layer 
         turn.with.saved = (int)layer->config.saved;
         turn.with.again = layer->config.saved == EPO_SAVE_NOTHING && moe_saved_again(layer);
     }
-    epo_status status = take_turn(group, &turn, replays(group, plan), wrong);
-    if (status != EPO_OK || kind != EPO_TURN_FORWARD)
-        return status;
-    moe_passes *all = &group->passes;
-    all->hash = all->hash * 31 + 1 + (uint32_t)turn.with.ffn * 64 + (uint32_t)turn.with.saved * 16 +
-                (uint32_t)turn.with.own * 8 + (uint32_t)turn.with.again * 4 +
-                (uint32_t)turn.with.buffer * 2;
-    all->last = turn.with;
-    return EPO_OK;
+    return take_turn(group, &turn, replays(group, plan), wrong);
 }
 
 epo_status moe_passes_agree(const moe_passes *first, const moe_passes *other, int rank) {
-    char what[200] = "they differ";
-    if (first->hash == other->hash)
+    char what[EPO_ERROR_MAX];
+    const bool extra = ((first->with & other->without) | (first->without & other->with)) != 0;
+    if (first->hash == other->hash && first->count == other->count && !extra)
         return EPO_OK;
-    (void)epo_turn_with_differs(&first->last, &other->last, 0, rank, what, sizeof what);
+    if (first->count > 0 && other->count > 0 &&
+        epo_turn_other(&first->last, &other->last, 0, rank, what, sizeof what))
+        return epo_fail(EPO_E_PEER, "in the passes before this plan %s", what);
     return epo_fail(EPO_E_PEER,
-                    "the ranks disagree in the passes before this plan (ranks 0 and %d): %s; give "
-                    "all ranks the same",
-                    rank, what);
+                    "in the passes before this plan the ranks disagree: rank 0 made %u, rank %d "
+                    "%u, or of another plan, layer or with other arrays; all ranks make the same "
+                    "calls in the same order",
+                    first->count, rank, other->count);
 }
 
 epo_status moe_combine_turn(epo_group *group, const epo_plan *plan, int extra, epo_status wrong) {

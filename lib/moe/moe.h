@@ -62,11 +62,12 @@ typedef struct moe_wgrad_queue {
     int nspare;
 } moe_wgrad_queue;
 
-/* What forwards were made with, all of them and the last one.  Plans' records tell it, too: ranks
- * on several machines have nothing else that compares them. */
+/* Dispatches, combines, forwards and backwards: all of them in a hash, and the last one.  Plans'
+ * records tell it, too: ranks on several machines have nothing else that compares them. */
 typedef struct moe_passes {
-    uint32_t hash;
-    epo_turn_with last;
+    uint32_t hash, count;
+    uint64_t without, with; /* a bit for each of the last 64: row_dweights are NULL, or given */
+    epo_turn last;
 } moe_passes;
 
 struct epo_group {
@@ -133,7 +134,7 @@ epo_status moe_buffer_turn(epo_buffer *buffer, epo_turn_kind kind, epo_status wr
 /* The same of a pass over a layer (either may be NULL where `wrong`). */
 epo_status moe_layer_turn(epo_group *group, epo_turn_kind kind, const epo_layer *layer,
                           const epo_plan *plan, epo_status wrong);
-/* Of rank 0 and of `rank`: EPO_E_PEER, naming what is another. */
+/* Of rank 0 and of `rank`: EPO_E_PEER, naming the last where it is another. */
 epo_status moe_passes_agree(const moe_passes *first, const moe_passes *other, int rank);
 /* The same of a combine; extra: as epo_turn_with. */
 epo_status moe_combine_turn(epo_group *group, const epo_plan *plan, int extra, epo_status wrong);

@@ -233,7 +233,7 @@ static void write_record(epo_buffer *b, const epo_route_shape *s, const epo_rout
                         .tokens = r->tokens,
                         .top_k = r->top_k,
                         .passes = b->group->passes};
-    b->group->passes.hash = 0;
+    b->group->passes = (moe_passes){0};
     if (status != EPO_OK)
         snprintf(head.text, sizeof head.text, "%s", epo_fail_text());
     else

@@ -390,8 +390,9 @@ static void other_layers_rank(moe_rank *c) {
     EXPECT(c, e->plan_create(buffer, &r, NULL, &plan[0]) == EPO_OK);
     EXPECT(c, e->forward(layer, plan[0], x, y, NULL, NULL) == EPO_OK);
     EXPECT(c, e->plan_create(buffer, &r, NULL, &plan[1]) == EPO_E_PEER);
-    EXPECT(c, strstr(e->error(), "the passes before this plan (ranks 0 and 1): ffn of the layer is "
-                                 "4 on rank 0 and 2 on rank 1") != NULL);
+    EXPECT(c,
+           strstr(e->error(), "in the passes before this plan the ranks disagree in forward of "
+                              "plan 1: ffn of the layer is 4 on rank 0 and 2 on rank 1") != NULL);
     EXPECT(c, e->plan_create(buffer, &r, NULL, &plan[2]) == EPO_OK); /* nobody was in a pass */
     for (int i = 0; i < 3; i++)
         e->plan_release(plan[i]);
@@ -404,6 +405,61 @@ static void other_layers_are_told_with_the_next_plan(void) {
     moe_device can = {.deaf = true};
     moe_device_be(&can);
     CU_ASSERT_EQUAL(moe_ranks(2, 20.0, other_layers_rank, NULL), 0);
+}
+
+/* Passes by plan, 0 or 1, and what row_dweights are; calls that get each other's rows. */
+typedef struct other_calls {
+    const char *calls[2]; /* of each rank: dispatch (a, b), combine (A, B), with weights (X, Y) */
+    const char *said;     /* NULL: they fit */
+} other_calls;
+
+static void other_calls_rank(moe_rank *c) {
+    const other_calls *o = c->arg;
+    const epo_engine *e = c->engine;
+    moe_how how = {.overlap = 1};
+    enum { E = 2, H = 4, T = 3, ROWS = 64 };
+    const int64_t experts[T] = {0, 1, 1};
+    float x[T * H] = {1}, rows[ROWS * H] = {1}, weights[ROWS] = {0}, dweights[T];
+    epo_group *group = moe_rank_group(c, &how);
+    epo_buffer_config b = config_buffer(E, H, 1, T);
+    epo_routing r = config_routing(T, 1, experts, NULL);
+    epo_buffer *buffer = NULL;
+    epo_plan *plan[4] = {NULL, NULL, NULL, NULL};
+    EXPECT(c, e->buffer_create(group, &b, &buffer) == EPO_OK);
+    for (int i = 0; i < 2; i++)
+        EXPECT(c, e->plan_create(buffer, &r, NULL, &plan[i]) == EPO_OK);
+    for (const char *at = o->calls[c->rank]; *at != '\0'; at++) {
+        epo_plan *p = plan[strchr("bBY", *at) != NULL];
+        const bool with = *at == 'X' || *at == 'Y';
+        epo_status status = *at == 'a' || *at == 'b' ? e->dispatch(p, x, rows, NULL, NULL)
+                                                     : e->combine(p, rows, x, with ? weights : NULL,
+                                                                  with ? dweights : NULL, NULL);
+        EXPECT(c, status == EPO_OK);
+    }
+    epo_status status = e->plan_create(buffer, &r, NULL, &plan[2]);
+    EXPECT(c, status == (o->said != NULL ? EPO_E_PEER : EPO_OK));
+    EXPECT(c, o->said == NULL || strstr(e->error(), o->said) != NULL);
+    EXPECT(c, e->plan_create(buffer, &r, NULL, &plan[3]) == EPO_OK); /* nobody was in a pass */
+    for (int i = 0; i < 4; i++)
+        e->plan_release(plan[i]);
+    EXPECT(c, e->buffer_destroy(buffer) == EPO_OK);
+    EXPECT(c, e->group_destroy(group) == EPO_OK);
+}
+
+static void other_calls_are_told_with_the_next_plan(void) {
+    other_calls o[] = {
+        {{"abABXY", "abABXY"}, NULL},
+        {{"ab", "ba"}, "rank 0 is in dispatch of plan 2, rank 1 in dispatch of plan 1"},
+        {{"aAbB", "aBbA"}, "rank 0 is in combine of plan 2, rank 1 in combine of plan 1"},
+        {{"ababa", "baaba"}, "rank 0 made 5, rank 1 5, or of another plan"},
+        {{"aX", "aA"}, "row_dweights and dweights (1: NULL, 2: given) is 2 on rank 0 and 1 on"},
+        {{"aXaA", "aAaA"}, "with other arrays"},
+    };
+    moe_device can = {.deaf = true};
+    moe_device_be(&can);
+    for (size_t i = 0; i < sizeof o / sizeof *o; i++)
+        CU_ASSERT_EQUAL(moe_ranks(2, 20.0, other_calls_rank, &o[i]), 0);
+    moe_device_be(&plain);
 }
 
 /* A plan serves calls of the capture it was made in alone. */
@@ -623,6 +679,7 @@ int main(void) {
          gradients_are_told_in_the_order_of_their_calls},
         {"layers that differ are told with the next plan",
          other_layers_are_told_with_the_next_plan},
+        {"other calls are told with the next plan", other_calls_are_told_with_the_next_plan},
         CU_TEST_INFO_NULL,
     };
     return unit_run("moe on a device", tests);
