@@ -68,6 +68,8 @@ struct ep_plugin {
     bool flag_seen[EP_FLAG_COUNT]; /* in this round of callbacks */
     int rounds;                    /* ended; a heterogeneous job has one per component */
     bool components_differ;
+    bool first_counts; /* of a heterogeneous job: to sbatch the first component's options */
+    bool came_late[EP_FLAG_COUNT]; /* there, in a later one alone */
     int command[EPO_OPT_COUNT], inherited[EPO_OPT_COUNT];
     /* The step, on a node. */
     uint32_t job, step;
@@ -97,8 +99,9 @@ void ep_options_forget(struct ep_plugin *plugin);
 int ep_option_take(struct ep_plugin *plugin, int flag, const char *argument);
 /* Of --delay-wgrad and --no-delay-wgrad hands only the last one on to the job. */
 void ep_options_hand_on(struct ep_plugin *plugin, spank_t spank);
-/* Slurm calls back for one component of a heterogeneous job after the other. */
-void ep_options_end_round(struct ep_plugin *plugin);
+/* Slurm calls back for one component of a heterogeneous job after the other.  -1 after a
+ * line for each option that nothing would come of. */
+int ep_options_end_round(struct ep_plugin *plugin);
 
 /* settings.c: plugstack.conf's arguments; the configuration; the environment. */
 int ep_settings_arguments(struct ep_plugin *plugin, int count, char **arguments);

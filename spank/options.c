@@ -68,8 +68,17 @@ void ep_options_forget(struct ep_plugin *plugin) {
 static bool is_inherited(struct ep_plugin *plugin, int flag) {
     char name[128];
     variable_of(INHERITED, flag, name, sizeof name);
-    return plugin->where != S_CTX_REMOTE && !plugin->flag_seen[flag] &&
+    return plugin->where == S_CTX_LOCAL && !plugin->flag_seen[flag] &&
            plugin->api->own_getenv(name) != NULL;
+}
+
+/* sbatch calls back with the first component's options once more in each later one's round. */
+static void take_behind_first(struct ep_plugin *plugin, int flag, int value) {
+    int first = plugin->command[flags[flag].id];
+    if (first == EPO_UNSET)
+        plugin->came_late[flag] = true;
+    else if (first != value)
+        plugin->components_differ = true;
 }
 
 int ep_option_take(struct ep_plugin *plugin, int flag, const char *argument) {
@@ -89,6 +98,10 @@ int ep_option_take(struct ep_plugin *plugin, int flag, const char *argument) {
         wrap_format(plugin->api->log_error, "ep-overlap: %s", epo_fail_text());
         return -1;
     }
+    if (plugin->rounds > 0 && plugin->first_counts) {
+        take_behind_first(plugin, flag, value);
+        return 0;
+    }
     int *values = is_inherited(plugin, flag) ? plugin->inherited : plugin->command;
     if (plugin->rounds > 0 && values == plugin->command && values[id] != EPO_UNSET &&
         values[id] != value)
@@ -98,14 +111,30 @@ int ep_option_take(struct ep_plugin *plugin, int flag, const char *argument) {
     return 0;
 }
 
-void ep_options_end_round(struct ep_plugin *plugin) {
+static int refuse_late(const struct ep_plugin *plugin) {
+    int status = 0;
+    for (int flag = 0; flag < EP_FLAG_COUNT; flag++) {
+        if (!plugin->came_late[flag])
+            continue;
+        wrap_format(plugin->api->log_error,
+                    "ep-overlap: --%s stands behind the first component of this heterogeneous job, "
+                    "and sbatch hands on the first one's options alone: give it to the first, too",
+                    name_of(flag));
+        status = -1;
+    }
+    return status;
+}
+
+int ep_options_end_round(struct ep_plugin *plugin) {
     plugin->rounds++;
     memset(plugin->flag_seen, 0, sizeof plugin->flag_seen);
     if (plugin->components_differ)
         wrap_format(plugin->api->log_info,
                     "ep-overlap: the components of this heterogeneous job differ in their "
-                    "options; they run as one step, and the last value of each counts");
+                    "options; they run as one step, and %s counts",
+                    plugin->first_counts ? "what the first one gives" : "the last value of each");
     plugin->components_differ = false;
+    return refuse_late(plugin);
 }
 
 void ep_options_hand_on(struct ep_plugin *plugin, spank_t spank) {

@@ -47,6 +47,8 @@ void ep_plugin_begin(struct ep_plugin *plugin, const struct wrap_spank *api,
     plugin->api = api;
     plugin->probe = -1;
     plugin->where = api->context();
+    plugin->first_counts =
+        plugin->where == S_CTX_ALLOCATOR && strncmp(api->own_program(), "sbatch", 6) == 0;
     plugin->config_path = config_path;
     for (int id = 0; id < EPO_OPT_COUNT; id++)
         plugin->command[id] = plugin->inherited[id] = EPO_UNSET;

@@ -77,15 +77,20 @@ static void write_record(struct ep_plugin *plugin) {
         wrap_format(plugin->api->log_error, "ep-overlap: no memory for " EPO_STEP_RECORD);
 }
 
+/* Slurm ignores what an `optional` plugin returns at submission. */
+static int end_submission(const struct ep_plugin *plugin) {
+    plugin->api->exit_submission(1);
+    return -1;
+}
+
 int ep_submit_check(struct ep_plugin *plugin, spank_t spank) {
     ep_options_hand_on(plugin, spank);
-    ep_options_end_round(plugin);
+    if (ep_options_end_round(plugin) != 0)
+        return end_submission(plugin);
     ep_settings_load(plugin);
     if (decide(plugin, false) != EPO_OK) {
         wrap_format(plugin->api->log_error, "ep-overlap: %s", epo_fail_text());
-        /* Slurm ignores what an `optional` plugin returns here. */
-        plugin->api->exit_submission(1);
-        return -1;
+        return end_submission(plugin);
     }
     /* All that the first components of a heterogeneous job ever get. */
     if (plugin->where == S_CTX_LOCAL)

@@ -3,7 +3,7 @@
  * wrap_spank.c - the seam's real side.  Slurm's symbols come from the process
  * that loads us.
  */
-#define _GNU_SOURCE /* pipe2 */
+#define _GNU_SOURCE /* pipe2, program_invocation_short_name */
 #include "wrap_spank.h"
 
 #include <errno.h>
@@ -78,6 +78,8 @@ static void real_control_unsetenv(spank_t spank, const char *name) {
 static const char *real_own_getenv(const char *name) { return getenv(name); }
 static int real_own_setenv(const char *name, const char *value) { return setenv(name, value, 1); }
 static int real_own_unsetenv(const char *name) { return unsetenv(name); }
+
+static const char *real_own_program(void) { return program_invocation_short_name; }
 
 static int real_own_groups(int room, gid_t *groups) {
     int got = room > 1 ? getgroups(room - 1, groups) : 0;
@@ -202,6 +204,7 @@ const struct wrap_spank wrap_spank_real = {
     .own_getenv = real_own_getenv,
     .own_setenv = real_own_setenv,
     .own_unsetenv = real_own_unsetenv,
+    .own_program = real_own_program,
     .own_user = geteuid,
     .own_groups = real_own_groups,
     .each_node = real_each_node,

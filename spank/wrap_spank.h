@@ -38,6 +38,7 @@ struct wrap_spank {
     const char *(*own_getenv)(const char *name);
     int (*own_setenv)(const char *name, const char *value);
     int (*own_unsetenv)(const char *name);
+    const char *(*own_program)(void); /* its name, without folders */
     uid_t (*own_user)(void);
     int (*own_groups)(int room, gid_t *groups);
     /* Every node of the cluster with its generic resources (may be NULL), by one

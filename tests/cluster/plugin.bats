@@ -84,6 +84,31 @@ echo "== E"; t salloc -Q -n1 --ep-overlap=on : -n1 srun --het-group=0,1 env'
     has_not SLURM_EP_OVERLAP_STEP
 }
 
+@test "heterogeneous batch jobs: the first component's options count, told; what sbatch would drop is refused" {
+    cluster -- 'out="-o $work/out"
+printf "#!/bin/sh\nsrun --het-group=0,1 printenv EP_OVERLAP_DECISION\n" >$work/job
+{ printf "#!/bin/sh\n#SBATCH -n1 --ep-overlap=on\n#SBATCH hetjob\n#SBATCH -n1 --ep-overlap=off\n"; tail -n1 $work/job; } >$work/inside
+echo "== A"; t batch $out -n1 --ep-overlap=on : -n1 --ep-overlap=off $work/job; cat $work/out
+echo "== B"; t batch $out $work/inside; cat $work/out
+echo "== C"; t batch $out -n1 : -n1 --ep-overlap=on $work/job
+echo "== D"; t salloc -Q -n1 : -n1 --ep-overlap=on bash $work/job
+echo "== E"; t batch $out -n1 --ep-overlap=on : -n1 $work/job; cat $work/out'
+    local part
+    for part in '== A/== B' '== B/== C'; do
+        between "${part%/*}" "${part#*/}"
+        times 1 'and what the first one gives counts'
+        times 2 '^on$'
+    done
+    between '== C' '== D'
+    has '--ep-overlap stands behind the first component'
+    has 'rc 1: '
+    for part in '== D/== E' '== E/'; do
+        between "${part%/*}" "${part#*/}"
+        times 2 '^on$'
+        has_not differ
+    done
+}
+
 @test "bad values are refused at submission with one line" {
     cluster -- 'printf "#!/bin/sh\n#SBATCH --ep-dispatcher=flexible\ntrue\n" >$work/job
 t srun --ep-overlap=maybe true

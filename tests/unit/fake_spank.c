@@ -50,6 +50,7 @@ void fake_begin(spank_context_t context) {
     fake.job = 7;
     fake.user = 1000;
     fake.own_user = 0;
+    fake.own_program = "srun";
     fake.tasks = 2;
     fake.local_tasks = 2;
     fake.loader_says = "";
@@ -154,6 +155,7 @@ static int own_unsetenv(const char *name) {
     return 0;
 }
 
+static const char *own_program(void) { return fake.own_program; }
 static uid_t own_user(void) { return fake.own_user; }
 static int own_groups(int room, gid_t *groups) { return get_groups(NULL, room, groups); }
 static int each_node(void (*visit)(void *context, const char *node, const char *gres),
@@ -205,6 +207,7 @@ const struct wrap_spank wrap_spank_fake = {
     .own_getenv = own_getenv,
     .own_setenv = own_setenv,
     .own_unsetenv = own_unsetenv,
+    .own_program = own_program,
     .own_user = own_user,
     .own_groups = own_groups,
     .each_node = each_node,

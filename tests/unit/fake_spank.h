@@ -24,6 +24,7 @@ struct fake {
     bool fail_setenv;
     gid_t groups[8];
     int group_count;
+    const char *own_program;
     uid_t own_user;
     char *arguments[8];
     int argument_count;

@@ -422,32 +422,86 @@ static void components_of_a_job_share_one_decision(void) {
     fake_end();
 }
 
+static int end_of_component(void) { return ep_submit_check(&plugin, NULL); }
+
+/* sbatch and salloc hand on differently, and both set the job's variables between components. */
+static void of_a_job_of_components_sbatch_hands_on_the_first_ones_options(void) {
+    fake_begin(S_CTX_ALLOCATOR);
+    configure("");
+    fake.own_program = "sbatch";
+    begin(S_CTX_ALLOCATOR);
+    give_on();
+    CU_ASSERT_EQUAL(end_of_component(), 0);
+    CU_ASSERT_STRING_EQUAL(fake.log, "");
+    fake_put(&fake.own, "SLURM_SPANK__SLURM_SPANK_OPTION_ep_overlap_ep_overlap", "on");
+    give_off();
+    give_on(); /* the first one's, once more */
+    CU_ASSERT_EQUAL(end_of_component(), 0);
+    HAS(fake.log, "they run as one step, and what the first one gives counts");
+    CU_ASSERT_EQUAL(plugin.command[EPO_OPT_OVERLAP], EPO_OVERLAP_ON);
+    CU_ASSERT_EQUAL(plugin.inherited[EPO_OPT_OVERLAP], EPO_UNSET);
+
+    fake.own_program = "salloc";
+    begin(S_CTX_ALLOCATOR);
+    give_off();
+    CU_ASSERT_EQUAL(end_of_component(), 0);
+    give_on();
+    CU_ASSERT_EQUAL(end_of_component(), 0);
+    HAS(fake.log, "and the last value of each counts");
+    CU_ASSERT_EQUAL(plugin.command[EPO_OPT_OVERLAP], EPO_OVERLAP_ON);
+    fake_end();
+}
+
+static void what_sbatch_would_drop_behind_the_first_component_is_refused(void) {
+    fake_begin(S_CTX_ALLOCATOR);
+    configure("");
+    fake.own_program = "sbatch.real"; /* behind a wrapper */
+    begin(S_CTX_ALLOCATOR);
+    CU_ASSERT_EQUAL(end_of_component(), 0);
+    give_all();
+    CU_ASSERT_EQUAL(end_of_component(), -1);
+    CU_ASSERT_EQUAL(fake.exit_submission, 1);
+    CU_ASSERT_EQUAL(lines(fake.log), 3);
+    HAS(fake.log, "--ep-overlap stands behind the first component");
+    HAS(fake.log, "--delay-wgrad stands behind the first component");
+    fake.own_program = "salloc"; /* which hands them on */
+    begin(S_CTX_ALLOCATOR);
+    CU_ASSERT_EQUAL(end_of_component(), 0);
+    give_all();
+    CU_ASSERT_EQUAL(end_of_component(), 0);
+    CU_ASSERT_STRING_EQUAL(fake.log, "");
+    fake_end();
+}
+
 int main(void) {
 #define TEST(name)                                                                                 \
     { #name, name }
-    const CU_TestInfo tests[] = {TEST(options_are_registered_with_short_help),
-                                 TEST(a_bad_value_is_refused_at_once),
-                                 TEST(a_bad_value_on_a_node_waits_for_the_task),
-                                 TEST(the_last_of_two_wins),
-                                 TEST(inherited_is_told_from_given),
-                                 TEST(a_job_does_not_hand_on_to_those_it_submits),
-                                 TEST(a_companion_without_overlap_is_refused),
-                                 TEST(a_bad_default_in_the_environment_is_refused),
-                                 TEST(a_broken_configuration_refuses_requests_only),
-                                 TEST(a_configuration_broken_on_the_node_fails_the_task),
-                                 TEST(an_untrusted_configuration_counts_as_broken),
-                                 TEST(no_file_means_builtin_unless_it_was_named),
-                                 TEST(a_denied_request_is_refused_at_submission),
-                                 TEST(a_node_that_forbids_it_refuses),
-                                 TEST(nodes_known_after_allocation_decide),
-                                 TEST(a_record_of_another_step_counts_for_nothing),
-                                 TEST(without_a_record_the_node_decides),
-                                 TEST(without_a_record_policy_still_binds),
-                                 TEST(a_forged_list_of_nodes_costs_nothing),
-                                 TEST(auto_is_decided_when_the_nodes_are_known),
-                                 TEST(auto_asks_for_gres_once_and_only_if_needed),
-                                 TEST(a_node_of_another_class_refuses),
-                                 TEST(components_of_a_job_share_one_decision),
-                                 CU_TEST_INFO_NULL};
+    const CU_TestInfo tests[] = {
+        TEST(options_are_registered_with_short_help),
+        TEST(a_bad_value_is_refused_at_once),
+        TEST(a_bad_value_on_a_node_waits_for_the_task),
+        TEST(the_last_of_two_wins),
+        TEST(inherited_is_told_from_given),
+        TEST(a_job_does_not_hand_on_to_those_it_submits),
+        TEST(a_companion_without_overlap_is_refused),
+        TEST(a_bad_default_in_the_environment_is_refused),
+        TEST(a_broken_configuration_refuses_requests_only),
+        TEST(a_configuration_broken_on_the_node_fails_the_task),
+        TEST(an_untrusted_configuration_counts_as_broken),
+        TEST(no_file_means_builtin_unless_it_was_named),
+        TEST(a_denied_request_is_refused_at_submission),
+        TEST(a_node_that_forbids_it_refuses),
+        TEST(nodes_known_after_allocation_decide),
+        TEST(a_record_of_another_step_counts_for_nothing),
+        TEST(without_a_record_the_node_decides),
+        TEST(without_a_record_policy_still_binds),
+        TEST(a_forged_list_of_nodes_costs_nothing),
+        TEST(auto_is_decided_when_the_nodes_are_known),
+        TEST(auto_asks_for_gres_once_and_only_if_needed),
+        TEST(a_node_of_another_class_refuses),
+        TEST(components_of_a_job_share_one_decision),
+        TEST(of_a_job_of_components_sbatch_hands_on_the_first_ones_options),
+        TEST(what_sbatch_would_drop_behind_the_first_component_is_refused),
+        CU_TEST_INFO_NULL};
     return box_run("spank decides", tests);
 }
