@@ -161,10 +161,67 @@ static void a_mistaken_rank_is_told_to_all(void) {
     fake_cuda_forget(false);
 }
 
+/* ---- whom all wait for ------------------------------------------------------- */
+
+enum { LINE = 3 };
+
+typedef struct waiter {
+    epo_world *world;
+    int rank;
+    bool made;
+    epo_status status;
+    char text[300];
+} waiter;
+
+/* The calling thread of each rank but the last waits for the next one, which says so. */
+static void *waiter_main(void *arg) {
+    waiter *m = arg;
+    const epo_backend_ops *ops = epo_backend_get();
+    const epo_backend_config config = {.rank = m->rank,
+                                       .ranks = LINE,
+                                       .threads = m->world,
+                                       .timeout_s = m->rank == 0 ? 1 : 60,
+                                       .warn_s = 60};
+    const epo_ready next = {
+        .epoch = 1, .count = 1, .peer = m->rank + 1, .what = "a test", .chunk = -1};
+    volatile uint64_t never = 0;
+    epo_backend *be = NULL;
+    cudaSetDevice(m->rank);
+    m->made = ops->open(&config, &be) == EPO_OK;
+    pthread_barrier_wait(&together);
+    if (m->made && m->rank < LINE - 1)
+        m->made = gpu_watch_poll(be, &never, &next) == EPO_OK;
+    pthread_barrier_wait(&together);
+    m->status = m->made ? gpu_late(be) : EPO_OK;
+    snprintf(m->text, sizeof m->text, "%s", engine->error());
+    ops->close(be, true);
+    return NULL;
+}
+
+static void a_thread_that_polls_tells_whom_it_waits_for(void) {
+    waiter m[LINE];
+    pthread_barrier_init(&together, NULL, LINE);
+    epo_world *world = cuda_ranks_world(engine, LINE, false, false);
+    for (int r = 0; r < LINE; r++)
+        m[r] = (waiter){.world = world, .rank = r};
+    cuda_ranks_run(engine, world, LINE, waiter_main, m, sizeof *m);
+    pthread_barrier_destroy(&together);
+    for (int r = 0; r < LINE; r++) {
+        CU_ASSERT(m[r].made);
+        CU_ASSERT_EQUAL(m[r].status, EPO_E_TIMEOUT);
+        CU_ASSERT(strstr(m[r].text, "rank 0: a test: nothing from rank 1 (1 of 1 missing)") !=
+                  NULL);
+        CU_ASSERT(strstr(m[r].text, "behind whom all wait for rank 2") != NULL);
+    }
+    fake_cuda_forget(false);
+}
+
 int main(void) {
     static const CU_TestInfo tests[] = {
         {"a communicator that fails is told to all", a_failed_communicator_is_told},
         {"a rank that is mistaken is told to all", a_mistaken_rank_is_told_to_all},
+        {"a thread that polls tells whom it waits for",
+         a_thread_that_polls_tells_whom_it_waits_for},
         CU_TEST_INFO_NULL};
 #ifndef HAVE_NCCL
     return 77;

@@ -31,6 +31,7 @@ struct gpu_watch {
     pthread_mutex_t lock;
     pthread_cond_t wake;
     bool stop, poisoned;
+    _Atomic int polled;                    /* the rank that the calling thread waits for, plus 1 */
     bool stuck;                            /* a wait is old, and this was the time to look why */
     double looked;                         /* at the peers' lives */
     uint64_t sign[WATCH_RANKS];            /* of the ranks' lives, as seen last, */
@@ -155,15 +156,21 @@ static void entry_drop(gpu_watch *w, size_t i) {
     w->entry[i] = w->entry[--w->count];
 }
 
-/* Tells the others whom the oldest wait is for; if for this rank, another wait's turn comes. */
-static void watch_tell(epo_backend *be, const watch_entry *oldest) {
-    int whom = -1;
-    for (int i = 0; oldest != NULL && oldest->words != NULL && i < oldest->ready.count; i++)
-        if (word_load(oldest->words + i) < oldest->ready.epoch) {
-            whom = epo_ready_writer(&oldest->ready, i);
-            break;
+/* The first rank that has not written; -1: all have, or it is this one. */
+static int entry_whom(const epo_backend *be, const watch_entry *e) {
+    for (int i = 0; e->words != NULL && i < e->ready.count; i++)
+        if (word_load(e->words + i) < e->ready.epoch) {
+            const int whom = epo_ready_writer(&e->ready, i);
+            return whom == be->rank ? -1 : whom;
         }
-    gpu_meet_waits(be->meet, whom == be->rank ? -1 : whom);
+    return -1;
+}
+
+/* Tells the others whom the oldest wait is for, or else the calling thread's; if for this rank,
+ * another wait's turn comes. */
+static void watch_tell(epo_backend *be, const watch_entry *oldest) {
+    const int whom = oldest != NULL ? entry_whom(be, oldest) : -1;
+    gpu_meet_waits(be->meet, whom >= 0 ? whom : atomic_load(&be->watch->polled) - 1);
 }
 
 static void entry_warn(const epo_backend *be, watch_entry *e, double age) {
@@ -398,33 +405,37 @@ void gpu_watch_release(epo_backend *be) {
     pthread_mutex_unlock(&w->lock);
 }
 
+/* On expiry, or when a rank that is waited for is gone or in another call, the backend breaks. */
+static void poll_look(epo_backend *be, watch_entry *e, double age, double *looked) {
+    epo_status status = EPO_OK;
+    char text[512];
+    if (age > be->timeout_s) {
+        status = EPO_E_TIMEOUT;
+        entry_describe(be, e, age, text, sizeof text);
+    } else if (e->since + age - *looked > GPU_LOOK_S) {
+        *looked = e->since + age;
+        if (entry_lost(be, e, text, sizeof text) || gpu_meet_differs(be->meet, text, sizeof text))
+            status = EPO_E_PEER;
+    }
+    if (status != EPO_OK)
+        gpu_break(be, status, text);
+    else
+        entry_warn(be, e, age);
+}
+
 epo_status gpu_watch_poll(epo_backend *be, volatile uint64_t *words, const epo_ready *r) {
     watch_entry e = {.words = words, .ready = *r, .since = gpu_now()};
     double looked = e.since;
-    char text[512];
     for (unsigned spins = 0; !entry_done(&e); spins++) {
         if (atomic_load(&be->late) != EPO_OK)
-            return EPO_OK; /* the operation will be passed over */
+            break; /* the operation will be passed over */
         if (spins <= 1000)
             continue;
         const struct timespec nap = {0, 10000};
+        atomic_store(&be->watch->polled, entry_whom(be, &e) + 1);
         nanosleep(&nap, NULL);
-        const double age = gpu_now() - e.since;
-        epo_status status = EPO_OK;
-        if (age > be->timeout_s) {
-            status = EPO_E_TIMEOUT;
-            entry_describe(be, &e, age, text, sizeof text);
-        } else if (e.since + age - looked > GPU_LOOK_S) {
-            looked = e.since + age;
-            if (entry_lost(be, &e, text, sizeof text) ||
-                gpu_meet_differs(be->meet, text, sizeof text))
-                status = EPO_E_PEER;
-        }
-        if (status != EPO_OK) {
-            gpu_break(be, status, text);
-            return EPO_OK;
-        }
-        entry_warn(be, &e, age);
+        poll_look(be, &e, gpu_now() - e.since, &looked);
     }
+    atomic_store(&be->watch->polled, 0);
     return EPO_OK;
 }
