@@ -274,6 +274,8 @@ typedef struct epo_chain {
 /* Wire rows: `elements`, a multiple of the group, in e4m3, then an fp32 scale for each
  * group; an element is its e4m3 times the scale. */
 #define EPO_WIRE_GROUP 128
+/* The least scale, 2^-126: a smaller one's inverse may be infinite, and zeros times that NaN. */
+#define EPO_WIRE_LEAST 0x1p-126F
 static inline uint64_t epo_wire_bytes(uint64_t elements) {
     return (elements + elements / EPO_WIRE_GROUP * sizeof(float) + 15) / 16 * 16;
 }

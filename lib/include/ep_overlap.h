@@ -233,8 +233,8 @@ EPO_API epo_status epo_group_allreduce(epo_group *group, float *data, uint64_t c
 /* EPO_WIRE_E4M3: half the bytes of bf16.  Dispatch, of gradients too, sends each element as
  * e4m3 times an fp32 scale of its 128 (hidden must be a multiple), and experts get
  * the buffer's type back: each element is off by at most 1/16 of itself or by 2^-10 of the
- * largest of its 128, about 2.6 % of a row of random numbers.  A rank's own rows too,
- * so that results do not depend on where an expert is.  Combine sends rows. */
+ * largest of its 128 (or of 2^-126), about 2.6 % of a row of random numbers.  A rank's own rows
+ * too, so that results do not depend on where an expert is.  Combine sends rows. */
 typedef enum epo_wire { EPO_WIRE_ROWS = 0, EPO_WIRE_E4M3 = 1 } epo_wire;
 
 typedef struct epo_buffer_config {

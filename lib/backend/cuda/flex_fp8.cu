@@ -21,6 +21,7 @@ constexpr int kThreads = 512;
 constexpr int kEach = 16;              /* elements of a lane: 16 bytes on the wire */
 constexpr int kGroup = EPO_WIRE_GROUP; /* elements of a scale: 8 lanes */
 constexpr float kLargest = 448.0f;     /* of e4m3 */
+constexpr float kLeast = EPO_WIRE_LEAST;
 
 template <typename T> struct Elements {
     static constexpr int packs = kEach / Unit<T>::n;
@@ -52,7 +53,7 @@ __device__ __forceinline__ uint4 quantise(const Elements<T> &v, float *scale) {
     }
     for (int d = 1; d < kGroup / kEach; d *= 2)
         most = fmaxf(most, __shfl_xor_sync(kAll, most, d));
-    *scale = most > 0.0f ? most / kLargest : 1.0f;
+    *scale = most > 0.0f ? fmaxf(most / kLargest, kLeast) : 1.0f;
     const float inverse = 1.0f / *scale;
     uint32_t words[kEach / 4];
 #pragma unroll

@@ -26,7 +26,8 @@ static void wire_pack_run(host_worker *w, host_op *op) {
                 float size = host_float(host_bits(v[i]) & 0x7fffffffu);
                 most = size > most ? size : most;
             }
-            const float scale = most > 0 ? most / 448.0F : 1.0F, inverse = 1.0F / scale;
+            const float fit = most / 448.0F, least = fit > EPO_WIRE_LEAST ? fit : EPO_WIRE_LEAST;
+            const float scale = most > 0 ? least : 1.0F, inverse = 1.0F / scale;
             for (int i = 0; i < EPO_WIRE_GROUP; i++)
                 dst[at + (uint64_t)i] = host_to_e4m3(v[i] * inverse);
             memcpy(dst + n + at / EPO_WIRE_GROUP * sizeof scale, &scale, sizeof scale);
