@@ -8,14 +8,18 @@
 #include "preload/intercept/intercept.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "core/names.h"
 #include "preload/intercept/mapped.h"
+#include "preload/record/file.h"
 #include "preload/record/recorder.h"
 
 #define REASONS 3 /* in the line */
@@ -88,14 +92,7 @@ static void text_out(FILE *f, const char *name, const char *text) {
         fputs("null", f);
         return;
     }
-    fputc('"', f);
-    for (const unsigned char *c = (const unsigned char *)text; *c != '\0'; c++) {
-        if (*c == '"' || *c == '\\')
-            fputc('\\', f);
-        if (*c >= 0x20)
-            fputc(*c, f);
-    }
-    fputc('"', f);
+    record_text_put(f, text, strlen(text));
 }
 
 static void tally_out(FILE *f, const char *name, const tally *t) {
@@ -137,9 +134,14 @@ static void comm_out(const comm *c, void *argument) {
     fputs("}}", f);
 }
 
-static void json_out(FILE *f, int rank, int ranks) {
+typedef struct whose {
+    int rank, ranks;
+} whose;
+
+static void json_out(FILE *f, const void *argument) {
+    const whose *w = argument;
     const mapped none = {0}, *m = mapped_known() != NULL ? mapped_known() : &none;
-    fprintf(f, "{\"version\": 1, \"rank\": %d, \"ranks\": %d, \"pid\": %d, ", rank, ranks,
+    fprintf(f, "{\"version\": 1, \"rank\": %d, \"ranks\": %d, \"pid\": %d, ", w->rank, w->ranks,
             (int)getpid());
     text_out(f, "mode", mode_name(mode_now()));
     fprintf(f, ",\n  \"mapped\": {\"nccls\": %d, ", m->nccls);
@@ -161,27 +163,28 @@ static void json_out(FILE *f, int rank, int ranks) {
 }
 
 static void write_file(const char *folder, int rank, int ranks) {
-    char path[4096];
-    const int n = snprintf(path, sizeof path, "%s/ep-overlap-nccl-%d.json", folder, rank);
-    const int fd = n > 0 && (size_t)n < sizeof path
-                       ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)
-                       : -1;
-    FILE *f = fd >= 0 ? fdopen(fd, "w") : NULL;
-    if (f == NULL) {
-        if (fd >= 0)
-            close(fd);
-        fprintf(stderr, "ep-overlap: %s: %s; no figures written\n", path, strerror(errno));
-        return;
-    }
-    json_out(f, rank, ranks);
-    if (fclose(f) != 0)
-        fprintf(stderr, "ep-overlap: %s: %s\n", path, strerror(errno));
+    char path[RECORD_PATH];
+    const whose w = {rank, ranks};
+    record_file_name(path, folder, "nccl", rank);
+    if (record_file_write(path, json_out, &w) != EPO_OK)
+        fprintf(stderr, "ep-overlap: %s; no figures written\n", epo_fail_text());
 }
 
-static void figures_write(void) {
-    const char *record = mode_record();
-    if (record == NULL || context.pid != getpid())
-        return;
+/* Rank 0 says it while there is time to make the folder. */
+static void look_at_folder(const char *folder) {
+    struct stat st;
+    int error = stat(folder, &st) != 0             ? errno
+                : !S_ISDIR(st.st_mode)             ? ENOTDIR
+                : access(folder, W_OK | X_OK) != 0 ? errno
+                                                   : 0;
+    if (error != 0)
+        fprintf(stderr,
+                "ep-overlap: warning: " EPO_OUT_RECORD "=%.512s: %s; what is recorded is written "
+                "there as the program ends: a folder that can be written is needed by then\n",
+                folder, strerror(error));
+}
+
+static void write_all(const char *record) {
     recorder_end();
     int ranks;
     const int rank = mapped_rank(&ranks);
@@ -194,12 +197,38 @@ static void figures_write(void) {
         write_file(record, rank, ranks);
 }
 
+/* A reader of standard error that is gone, and a limit of a file's size, are no reason for a
+ * program that has ended well to be killed. */
+static void figures_write(void) {
+    static const struct timespec at_once = {0, 0};
+    const char *record = mode_record();
+    sigset_t ours, before, pending;
+    if (record == NULL || context.pid != getpid())
+        return;
+    sigemptyset(&ours);
+    sigaddset(&ours, SIGPIPE);
+    sigaddset(&ours, SIGXFSZ);
+    sigpending(&pending);
+    (void)pthread_sigmask(SIG_BLOCK, &ours, &before);
+    write_all(record);
+    if (!sigismember(&pending, SIGPIPE) && !sigismember(&pending, SIGXFSZ))
+        while (sigtimedwait(&ours, NULL, &at_once) > 0)
+            ;
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
 void figures_at_exit(void) {
+    int ranks;
+    const int rank = mapped_rank(&ranks);
+    const char *record = mode_record();
     pthread_mutex_lock(&context.lock);
     const bool first = context.pid == 0;
     if (first)
         context.pid = getpid();
     pthread_mutex_unlock(&context.lock);
-    if (first)
-        (void)atexit(figures_write);
+    if (!first)
+        return;
+    (void)atexit(figures_write);
+    if (record != NULL && record[0] != '\0' && rank == 0)
+        look_at_folder(record);
 }

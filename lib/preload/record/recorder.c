@@ -20,6 +20,7 @@
 #include "core/status.h"
 #include "preload/environment.h"
 #include "preload/intercept/intercept.h"
+#include "preload/record/file.h"
 #include "preload/record/report.h"
 #include "preload/record/rhythm.h"
 
@@ -321,14 +322,13 @@ static void fill_report(session *s) {
 }
 
 static void write_down(session *s) {
-    char path[4096];
+    char path[RECORD_PATH];
     const char *folder = mode_record();
     report_line(&s->report, context.line);
     if (folder == NULL || folder[0] == '\0')
         return;
-    const int n =
-        snprintf(path, sizeof path, "%s/ep-overlap-trace-%d.json", folder, s->report.rank);
-    if (n > 0 && (size_t)n < sizeof path && report_write(&s->report, s->seen, path) != EPO_OK)
+    record_file_name(path, folder, "trace", s->report.rank);
+    if (report_write(&s->report, s->seen, path) != EPO_OK)
         fprintf(stderr, "ep-overlap: %s; no trace written\n", epo_fail_text());
 }
 

@@ -5,55 +5,23 @@
  */
 #include "config.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "core/status.h"
+#include "preload/record/file.h"
 #include "preload/record/report.h"
 
 #define NAME_SHOWN 240 /* bytes of a kernel's name, where its class is the same with them alone */
-
-/* Bytes of the UTF-8 character at `c`, of `most`; 0: there is none (RFC 3629). */
-static size_t character(const unsigned char *c, size_t most) {
-    const size_t length = *c < 0x80 ? 1 : *c < 0xc2 ? 0 : *c < 0xe0 ? 2 : *c < 0xf0 ? 3 : 4;
-    const unsigned char least = *c == 0xe0 ? 0xa0 : *c == 0xf0 ? 0x90 : 0x80;
-    const unsigned char last = *c == 0xed ? 0x9f : *c == 0xf4 ? 0x8f : 0xbf;
-    if (length > most || *c > 0xf4 || (length > 1 && (c[1] < least || c[1] > last)))
-        return 0;
-    for (size_t i = 2; i < length; i++)
-        if (c[i] < 0x80 || c[i] > 0xbf)
-            return 0;
-    return length;
-}
-
-/* JSON is UTF-8; names and paths are any bytes. */
-static void put_text(FILE *f, const char *text, size_t most) {
-    const unsigned char *c = (const unsigned char *)text, *end = c + strnlen(text, most);
-    fputc('"', f);
-    while (c < end) {
-        const size_t length = character(c, (size_t)(end - c));
-        if (*c == '"' || *c == '\\')
-            fputc('\\', f);
-        if (length == 0 || *c < 0x20)
-            fputc(length == 0 ? '?' : ' ', f);
-        else
-            fwrite(c, 1, length, f);
-        c += length > 0 ? length : 1;
-    }
-    fputc('"', f);
-}
 
 static void put_member(FILE *f, const char *name, const char *text) {
     fprintf(f, ", \"%s\": ", name);
     if (text[0] == '\0')
         fputs("null", f);
     else
-        put_text(f, text, strlen(text));
+        record_text_put(f, text, strlen(text));
 }
 
 /* ---- events ---- */
@@ -94,7 +62,7 @@ static void put_event(FILE *f, const events *e, const event *v, int64_t from, in
                       : v->kind == EVENT_EXCHANGE ? "ep_comm" /* a class: pid is the process then */
                                                   : "gpu_memset";
     fprintf(f, "{\"ph\": \"X\", \"cat\": \"%s\", \"name\": ", cat);
-    put_text(f, name, v->kind == EVENT_KERNEL ? shown(name) : strlen(name));
+    record_text_put(f, name, v->kind == EVENT_KERNEL ? shown(name) : strlen(name));
     fprintf(f,
             ", \"ts\": %" PRId64 ".%03d, \"dur\": %" PRId64 ".%03d, \"pid\": %u, \"tid\": %u, "
             "\"args\": {\"device\": %u, \"stream\": %u}}",
@@ -161,35 +129,17 @@ static void put_all(FILE *f, const report *r, const events *e) {
     fputs("\n]}\n", f);
 }
 
-/* 0, or what went wrong, as errno has it: also where only a part could be written. */
-static int put_file(const report *r, const events *e, const char *path) {
-    const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    FILE *f = fd >= 0 ? fdopen(fd, "w") : NULL;
-    if (f == NULL) {
-        const int error = errno;
-        if (fd >= 0)
-            close(fd);
-        return error;
-    }
-    put_all(f, r, e);
-    const bool whole = fflush(f) == 0 && ferror(f) == 0;
-    const int error = errno;
-    if (fclose(f) != 0)
-        return errno;
-    return whole ? 0 : error != 0 ? error : EIO;
+typedef struct window { /* what record_file_write() gets */
+    const report *report;
+    const events *events;
+} window;
+
+static void put_window(FILE *f, const void *what) {
+    const window *w = what;
+    put_all(f, w->report, w->events);
 }
 
-/* Under its own name only when it is whole: the process may end before. */
 epo_status report_write(const report *r, const events *e, const char *path) {
-    char part[4096 + 16];
-    const int n = snprintf(part, sizeof part, "%s.%d", path, (int)getpid());
-    if (n < 0 || (size_t)n >= sizeof part)
-        return epo_fail(EPO_E_SYSTEM, "%s: %s", path, strerror(ENAMETOOLONG));
-    int error = put_file(r, e, part);
-    if (error == 0 && rename(part, path) != 0)
-        error = errno;
-    if (error == 0)
-        return EPO_OK;
-    (void)unlink(part);
-    return epo_fail(EPO_E_SYSTEM, "%s: %s", path, strerror(error));
+    const window w = {r, e};
+    return record_file_write(path, put_window, &w);
 }
