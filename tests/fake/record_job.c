@@ -269,6 +269,8 @@ int main(int argc, char **argv) {
         return 3;
     if (ncclCommInitRank(&comm, 1, id, 0) != ncclSuccess)
         return 3;
+    if (strchr(what, 'd') != NULL && chdir("/") != 0)
+        return 3;
     due = 0;
     float x = 0;
     (void)ncclBroadcast(&x, &x, 1, 7, 0, comm, NULL);

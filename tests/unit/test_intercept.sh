@@ -188,6 +188,16 @@ no_folder() { # figures that cannot be written change nothing else
     grep -q 'ep-overlap: /proc/no-such-folder.*; no figures written' "$work/out.1" && grep -q 'ok 10' "$work/out.1"
 }
 check "figures that cannot be written" no_folder
+no_number() { # it is told once, whatever the number of communicators, and counts as unset
+    local value
+    for value in 64kB 1e6 -1 ' 64k' 0x10000 99999999999999999999 1099511627776g k; do
+        ranks accelerate 2 random 10 EP_OVERLAP_INTERPOSE_WAIT=100000 EP_OVERLAP_INTERPOSE_LEAST="$value" EP_OVERLAP_RECORD=1 || return 1
+        cat "$work/out.0"
+        [ "$(grep -cF "warning: EP_OVERLAP_INTERPOSE_LEAST=$value is no number" "$work/out.0")" = 1 ] &&
+            grep -q '; 0.0 MB carried by copy engines.*small message' "$work/out.0" || return 1
+    done
+}
+check "sizes that are no numbers" no_number
 check "the default stream" arrives 2 default 20 "${least[@]}"
 # (a late rank's exchange would go to the stand-in NCCL, whose calls wait for the stream that is held up)
 two=("${least[@]}" EP_OVERLAP_INTERPOSE_LEAST=1 EP_OVERLAP_INTERPOSE_WAIT=10000000)

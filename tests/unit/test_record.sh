@@ -103,8 +103,10 @@ job rank1 '' 60 EP_OVERLAP_RECORD_WINDOW=0.3s-0.9s RANK=1 WORLD_SIZE=2 &
 job word '' 20 EP_OVERLAP_RECORD_WINDOW=soon &
 job folder '' 60 EP_OVERLAP_RECORD_WINDOW=0.3s-0.9s EP_OVERLAP_RECORD="$work/no/such" &
 job off '' 30 EP_OVERLAP_RECORD=0 &
+job moves d 60 EP_OVERLAP_RECORD_WINDOW=0.3s-0.9s EP_OVERLAP_RECORD="$(realpath --relative-to=. "$work")/moves" &
 job unread p 20 EP_OVERLAP_RECORD_WINDOW=0.1s-0.2s &
 job cut z 40 EP_OVERLAP_RECORD_WINDOW=0.1s-0.3s &
+job typed '' 20 EP_OVERLAP_INTERPOSE=accelerated EP_OVERLAP_RECORD_CALLS=3x &
 wait
 
 ended() { [ "$(cat "$work/$1.status")" = "${2:-0}" ]; }
@@ -222,6 +224,8 @@ check "a folder that is none" grep -q "$work/no/such/ep-overlap-trace-0.json: No
 check "its line is told" grep -q '% hidden' "$work/folder.err"
 check "it is told at the first communicator, too" grep -q "warning: EP_OVERLAP_RECORD=$work/no/such: No such file or directory" "$work/folder.err"
 check "that is told of no other" test "$(grep -l 'warning: EP_OVERLAP_RECORD=' "$work"/*.err)" = "$work/folder.err"
+moved() { ended moves && find "$work/moves" | tee /dev/stderr | grep -q nccl-0.json && [ -s "$work/moves/ep-overlap-trace-0.json" ]; }
+check "a folder is meant from where the first communicator was made" moved
 unread() { ended unread && [ -s "$work/unread/ep-overlap-nccl-0.json" ]; }
 check "nobody reads what is said: the program ends well" unread
 cut_short() { # no part of it stays, under whatever name
@@ -229,6 +233,11 @@ cut_short() { # no part of it stays, under whatever name
     ended cut && grep -q 'nccl-0.json: File too large; no figures written' "$work/cut.err" && [ "$(ls "$work/cut")" = ep-overlap-trace-0.json ]
 }
 check "a file that cannot be written to its end" cut_short
+typed() {
+    cat "$work/typed.err"
+    ended typed && grep -q 'warning: EP_OVERLAP_INTERPOSE=accelerated is no mode; .*off is taken' "$work/typed.err"
+}
+check "a mode that is none" typed
 check "off" test ! -s "$work/off.log" -a ! -s "$work/off.err"
 if [ -x "$top/ep-overlap" ]; then
     share() { "$top/ep-overlap" profile "$work/seconds/ep-overlap-trace-0.json" | tee /dev/stderr | grep -q 'overlapped share  *44\.[0-9]* %'; }

@@ -193,6 +193,7 @@ typedef struct making {
 static making make_begin(const real_nccl *real, thread_state *t, int rank, int ranks,
                          const comm_key *key, bool blocking) {
     making m = {NULL, NULL};
+    mode_tell();
     if (t == NULL || t->depth > 0)
         return m;
     m.comm = comm_create(real, rank, ranks, key);

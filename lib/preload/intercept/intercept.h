@@ -36,13 +36,16 @@ int real_count(void);
 typedef enum intercept_mode { MODE_OFF, MODE_OBSERVE, MODE_ACCELERATE } intercept_mode;
 
 intercept_mode mode_now(void);
+/* Warns, once, of a word that is no mode: at a communicator, as it concerns no other program. */
+void mode_tell(void);
 /* Communicators are their process's: from the first on, a child of a fork is off.  It shares their
  * rooms, where the end of its copy would release its parent's waits. */
 void mode_off_in_children(void);
 const char *mode_name(intercept_mode mode);
 /* Where the figures go: NULL nowhere, "" standard error, else a folder. */
 const char *mode_record(void);
-/* From the variable `name`, digits with k, m or g; `otherwise` if unset or no number. */
+/* From the variable `name`, digits with k, m or g; `otherwise` if unset or, with a warning, no
+ * number.  `name` is a constant. */
 uint64_t mode_bytes(const char *name, uint64_t otherwise);
 
 /* ---- comm.c: communicators, as far as we know them ---- */

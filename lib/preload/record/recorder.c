@@ -457,8 +457,12 @@ static session *session_create(int rank, int ranks) {
                 "=%.100s is no window; steps as in 10-14, seconds as in 60s-70s (at most %d s); "
                 "%d-%d is taken\n",
                 window, RECORD_SECONDS_MAX, WINDOW_STEPS_FROM, WINDOW_STEPS_TO);
-    if (calls != NULL && epo_text_int(calls, &given) && given > 0)
-        s->given = (size_t)given;
+    if (calls != NULL && *calls != '\0' && (!epo_text_int(calls, &given) || given == 0))
+        fprintf(stderr,
+                "ep-overlap: warning: " EPO_ENV_RECORD_CALLS
+                "=%.100s is no number of calls; they are found by what repeats\n",
+                calls);
+    s->given = given > 0 ? (size_t)given : 0;
     s->report.rank = rank;
     s->report.ranks = ranks;
     return s;
