@@ -51,6 +51,10 @@
  * time.  Different groups may be used from different threads.  A process forked
  * after a group was made cannot use it (EPO_E_STATE) and makes its own.
  *
+ * Functions of the caller's that a call runs (alloc, free, expert, wgrad_ready, node, issued) may
+ * not call for the same group what is collective or destroys: EPO_E_STATE, and the call outside
+ * goes on.  A node may call epo_plan_create.
+ *
  * Structs that begin with `size` are initialised by the macro beside them, so
  * that a program built with an older header keeps working.
  */

@@ -478,6 +478,9 @@ epo_status moe_buffer_destroy(epo_buffer *buffer) {
     if (buffer == NULL)
         return EPO_OK;
     epo_group *group = buffer->group;
+    const epo_status outside = moe_group_outside(group, "buffer_destroy");
+    if (outside != EPO_OK)
+        return outside;
     if (buffer->plans > 0) /* delayed weight gradients hold some */
         (void)moe_wgrad_settle(group, NULL);
     if (buffer->plans > 0)

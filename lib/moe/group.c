@@ -37,6 +37,18 @@ void moe_world_destroy(epo_world *world) {
 
 epo_status moe_group_ok(epo_group *group) { return group->ops->status(group->be); }
 
+epo_status moe_group_outside(const epo_group *group, const char *call) {
+    static const char *const names[] = {
+        [MOE_IN_NODE] = "node",     [MOE_IN_ISSUED] = "issued", [MOE_IN_READY] = "wgrad_ready",
+        [MOE_IN_EXPERT] = "expert", [MOE_IN_ALLOC] = "alloc",   [MOE_IN_FREE] = "free"};
+    return group->within == MOE_OUTSIDE
+               ? EPO_OK
+               : epo_fail(EPO_E_STATE,
+                          "%s was called inside the caller's `%s`, whose own call has not ended; "
+                          "call it after that",
+                          call, names[group->within]);
+}
+
 static epo_status drain(epo_group *group, epo_queue *queue, const epo_ready *wait,
                         const char *name) {
     epo_deps deps = moe_deps(name, EPO_INTERVAL_COMM, -1);
@@ -141,8 +153,13 @@ static bool is_pass(epo_turn_kind kind) {
            kind == EPO_TURN_BACKWARD;
 }
 
+/* Inside a function of the caller's nothing is begun, so there is no turn: the ranks are in the
+ * call outside still.  But a router's answer comes in a node. */
 static epo_status take_turn(epo_group *group, const epo_turn *turn, bool meets, epo_status wrong) {
     const epo_backend_ops *ops = group->ops;
+    if (group->within != MOE_OUTSIDE &&
+        (group->within != MOE_IN_NODE || turn->kind != EPO_TURN_PLAN))
+        return moe_group_outside(group, "a collective call");
     const epo_status other =
         ops->turn != NULL ? ops->turn(group->be, turn, wrong != EPO_OK) : EPO_OK;
     epo_status status = EPO_OK;
@@ -457,6 +474,9 @@ epo_status moe_group_create(const epo_engine_group *given, epo_group **out) {
 epo_status moe_group_destroy(epo_group *group) {
     if (group == NULL)
         return EPO_OK;
+    const epo_status outside = moe_group_outside(group, "group_destroy");
+    if (outside != EPO_OK)
+        return outside;
     if (group->buffers + group->layers + group->saved > 0)
         return epo_fail(EPO_E_STATE,
                         "group_destroy: %d buffers, %d layers and %d saved passes made from the "

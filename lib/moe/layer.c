@@ -76,6 +76,9 @@ epo_status moe_layer_destroy(epo_layer *layer) {
     if (layer == NULL)
         return EPO_OK;
     epo_group *g = layer->group;
+    const epo_status outside = moe_group_outside(g, "layer_destroy");
+    if (outside != EPO_OK)
+        return outside;
     if (layer->saved > 0)
         return epo_fail(EPO_E_STATE,
                         "layer_destroy: %d saved passes of the layer still exist; call "

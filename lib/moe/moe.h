@@ -70,6 +70,17 @@ typedef struct moe_passes {
     epo_turn last;
 } moe_passes;
 
+/* A function of the caller's that runs inside a call. */
+typedef enum moe_within {
+    MOE_OUTSIDE,
+    MOE_IN_NODE,
+    MOE_IN_ISSUED,
+    MOE_IN_READY,
+    MOE_IN_EXPERT,
+    MOE_IN_ALLOC,
+    MOE_IN_FREE
+} moe_within;
+
 struct epo_group {
     epo_object object;
     const epo_backend_ops *ops;
@@ -113,10 +124,20 @@ struct epo_group {
     const char *home_said[16];  /* of moe_home_in_vain */
     int buffers_asked;          /* calls of buffer_create: numbers, the same on all ranks */
     moe_passes passes;          /* since the last plan */
+    moe_within within;          /* on the calling thread */
 };
 
 /* EPO_OK, or the error that broke the group. */
 epo_status moe_group_ok(epo_group *group);
+/* A function of the caller's begins; what is returned goes to moe_group_back at its end. */
+static inline moe_within moe_group_out(epo_group *group, moe_within where) {
+    const moe_within was = group->within;
+    group->within = where;
+    return was;
+}
+static inline void moe_group_back(epo_group *group, moe_within was) { group->within = was; }
+/* EPO_E_STATE inside one, whose call goes on with what this one would change or wait for. */
+epo_status moe_group_outside(const epo_group *group, const char *call);
 /* A collective call failed on this rank after peers may have begun it: ends the
  * group's work, so that no one waits here; returns `status`. */
 epo_status moe_group_break(epo_group *group, epo_status status);

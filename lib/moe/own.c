@@ -36,9 +36,18 @@ static epo_status run_own(void *ctx, epo_stream stream) {
 
 static void call_own(void *ctx) { (void)run_own(ctx, NULL); }
 
+/* On the calling thread. */
+static epo_status run_here(void *ctx, epo_stream stream) {
+    epo_group *g = ((moe_own *)ctx)->layer->group;
+    const moe_within was = moe_group_out(g, MOE_IN_EXPERT);
+    const epo_status status = run_own(ctx, stream);
+    moe_group_back(g, was);
+    return status;
+}
+
 static epo_status issue(epo_queue *queue, moe_own *own, const epo_deps *deps) {
     const epo_backend_ops *ops = own->layer->group->ops;
-    return ops->run != NULL ? ops->run(queue, run_own, own, deps)
+    return ops->run != NULL ? ops->run(queue, run_here, own, deps)
                             : ops->call(queue, call_own, own, deps);
 }
 

@@ -43,16 +43,24 @@ static void count_busy(moe_pool *pool, uint64_t size) {
         pool->busy_peak = pool->busy_bytes;
 }
 
+static void call_free(epo_group *group, void *ptr, uint64_t size) {
+    const moe_within was = moe_group_out(group, MOE_IN_FREE);
+    group->release(group->alloc_ctx, ptr, size);
+    moe_group_back(group, was);
+}
+
 static epo_status take(epo_group *group, uint64_t size, void **out) {
     if (group->alloc == NULL)
         return group->ops->alloc(group->be, size, out);
+    const moe_within was = moe_group_out(group, MOE_IN_ALLOC);
     void *ptr = group->alloc(group->alloc_ctx, size);
+    moe_group_back(group, was);
     if (ptr == NULL)
         return epo_fail(EPO_E_NOMEM,
                         "rank %d: memory: need %" PRIu64 " bytes, the caller's alloc gave none",
                         group->rank, size);
     if ((uintptr_t)ptr % CALLER_ALIGN != 0) {
-        group->release(group->alloc_ctx, ptr, size);
+        call_free(group, ptr, size);
         return epo_fail(EPO_E_ARG,
                         "rank %d: the caller's alloc gave %p, allowed are multiples of %d",
                         group->rank, ptr, CALLER_ALIGN);
@@ -70,7 +78,7 @@ static void give(epo_group *group, void *ptr, uint64_t size) {
         return;
     }
     group->stats.caller_bytes -= size;
-    group->release(group->alloc_ctx, ptr, size);
+    call_free(group, ptr, size);
 }
 
 /* A block of the capture under way: one that an earlier call of it gave back, or a new one. */

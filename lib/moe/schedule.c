@@ -110,7 +110,9 @@ static void end_backward(run *r) {
 /* ---- nodes ---------------------------------------------------------------- */
 
 static void own_node(run *r, epo_node node, int layer, epo_step *step) {
+    const moe_within was = moe_group_out(r->group, MOE_IN_NODE);
     epo_status status = r->s->node(r->s->ctx, node, layer, step, r->stream);
+    moe_group_back(r->group, was);
     if (status == EPO_OK || r->status != EPO_OK)
         return;
     char text[EPO_ERROR_MAX];
@@ -209,8 +211,11 @@ static void issue(run *r, epo_node node, int layer, epo_step *step) {
         engine_node(r, node, step);
     else
         return; /* a dense layer sends nothing */
-    if (r->status == EPO_OK && r->s->issued != NULL)
-        r->s->issued(r->s->ctx, node, layer);
+    if (r->status != EPO_OK || r->s->issued == NULL)
+        return;
+    const moe_within was = moe_group_out(r->group, MOE_IN_ISSUED);
+    r->s->issued(r->s->ctx, node, layer);
+    moe_group_back(r->group, was);
 }
 
 /* ---- the run -------------------------------------------------------------- */
@@ -272,6 +277,8 @@ epo_status moe_schedule_run(epo_group *group, const epo_schedule *given, epo_str
     r.status = moe_input(&s, sizeof s, given, offsetof(epo_schedule, issued), "epo_schedule");
     if (r.status == EPO_OK)
         r.status = check_schedule(group, &s);
+    if (r.status == EPO_OK)
+        r.status = moe_group_outside(group, "schedule_run");
     if (r.status == EPO_OK)
         r.status = moe_group_ok(group);
     if (r.status != EPO_OK) { /* peers may be in it */

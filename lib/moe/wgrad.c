@@ -242,6 +242,15 @@ static void count_hidden(epo_group *group, bool hidden) {
     }
 }
 
+static void call_ready(epo_layer *layer, uint64_t microbatch) {
+    epo_group *g = layer->group;
+    if (layer->config.wgrad_ready == NULL)
+        return;
+    const moe_within was = moe_group_out(g, MOE_IN_READY);
+    layer->config.wgrad_ready(layer->config.ctx, layer, microbatch);
+    moe_group_back(g, was);
+}
+
 void moe_wgrad_retire(epo_group *group, bool hidden) {
     moe_wgrad *before;
     /* From the head each time: a callback may call the API. */
@@ -255,8 +264,8 @@ void moe_wgrad_retire(epo_group *group, bool hidden) {
             group->stats.wgrad_hidden += (uint64_t)(w->gemms - w->counted);
         unlink_entry(group, before, w);
         moe_wgrad_free(w);
-        if (layer->config.wgrad_ready != NULL && !told)
-            layer->config.wgrad_ready(layer->config.ctx, layer, microbatch);
+        if (!told)
+            call_ready(layer, microbatch);
     }
 }
 
@@ -269,8 +278,7 @@ void moe_wgrad_tell(epo_group *group, const epo_layer *layer) {
         if (w == NULL)
             return;
         w->told = true;
-        if (w->layer->config.wgrad_ready != NULL)
-            w->layer->config.wgrad_ready(w->layer->config.ctx, w->layer, w->microbatch);
+        call_ready(w->layer, w->microbatch);
     } while (true);
 }
 
