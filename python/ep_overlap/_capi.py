@@ -160,10 +160,26 @@ def _open() -> ctypes.CDLL:
     try:
         return ctypes.CDLL(named or "libep_overlap.so.0")
     except OSError as e:
+        if named:
+            raise ImportError("EP_OVERLAP_LIBRARY=%s was not opened (%s); name libep_overlap.so.0 there, or unset it"
+                              % (named, e)) from None
         raise ImportError(
             "libep_overlap.so.0 was not found (%s); install it, run under srun --ep-overlap, or name "
             "it in EP_OVERLAP_LIBRARY" % e
         ) from None
+
+
+def _function(lib: ctypes.CDLL, name: str) -> Any:
+    """The library's function; one that lacks it is older than this package, or another library."""
+    try:
+        return getattr(lib, name)
+    except AttributeError:
+        version = "it has no epo_version at all"
+        if hasattr(lib, "epo_version"):
+            lib.epo_version.restype = c_char_p
+            version = "its version is %s" % lib.epo_version().decode(errors="replace")
+        raise ImportError("%s has no %s (%s): install the library and the Python package of the same release"
+                          % (lib._name or "the preloaded library", name, version)) from None
 
 
 def library() -> ctypes.CDLL:
@@ -172,13 +188,15 @@ def library() -> ctypes.CDLL:
     if _library is None:
         lib = _open()
         for name, arguments in _SIGNATURES.items():
-            function = getattr(lib, name)
+            function = _function(lib, name)
             function.argtypes, function.restype = arguments, c_int
         for name in ("epo_version", "epo_error"):
-            getattr(lib, name).restype = c_char_p
-        lib.epo_status_name.argtypes, lib.epo_status_name.restype = [c_int], c_char_p
+            _function(lib, name).restype = c_char_p
+        status_name = _function(lib, "epo_status_name")
+        status_name.argtypes, status_name.restype = [c_int], c_char_p
         for name in ("epo_plan_retain", "epo_plan_release", "epo_saved_release"):
-            getattr(lib, name).argtypes, getattr(lib, name).restype = [c_void_p], None
+            function = _function(lib, name)
+            function.argtypes, function.restype = [c_void_p], None
         _library = lib
     return _library
 

@@ -96,6 +96,42 @@ else
     failed=1
 fi
 
+# ---- a library that is not there, or not this package's ----
+cat >"$work/open.py" <<'P'
+import importlib.util, sys, types
+package = types.ModuleType("ep_overlap")
+package.__path__ = list(importlib.util.find_spec("ep_overlap").submodule_search_locations)
+sys.modules["ep_overlap"] = package
+from ep_overlap import _capi as c
+try:
+    c.library()
+    raise SystemExit("opened")
+except ImportError as e:
+    print(e)
+P
+opened() { # LIBRARY PART: what is said of it
+    local said
+    said=$(PYTHONPATH=$src/python PYTHONDONTWRITEBYTECODE=1 EP_OVERLAP_LIBRARY=$1 timeout 60 python3 "$work/open.py" 2>&1)
+    case $said in
+    *"$2"*) echo "ok: $2" ;;
+    *)
+        echo "$said"
+        echo "FAILED: $1: $2"
+        failed=1
+        ;;
+    esac
+}
+echo 'const char *epo_version(void); const char *epo_version(void) { return "0.0.9"; }' >"$work/old.c"
+echo 'int other; int other;' >"$work/other.c"
+if ${CC:-cc} -shared -fPIC -o "$work/old.so" "$work/old.c" && ${CC:-cc} -shared -fPIC -o "$work/other.so" "$work/other.c"; then
+    opened "$work/none.so" "EP_OVERLAP_LIBRARY=$work/none.so was not opened"
+    opened "$work/old.so" "has no epo_group_create (its version is 0.0.9): install the library and the Python package of the same release"
+    opened "$work/other.so" "has no epo_group_create (it has no epo_version at all)"
+else
+    echo "FAILED: the libraries of another release"
+    failed=1
+fi
+
 python=${PYTHON:-python3}
 
 # ---- the package, as pip makes it of the tree: the binding with its hints, not the drop-in ----
