@@ -39,7 +39,7 @@ class Error(RuntimeError):
 _WHOLE = {c_int: (-(1 << 31), (1 << 31) - 1), c_uint64: (0, (1 << 64) - 1)}
 
 
-def _whole(name: str, value: Any, least: int, most: int) -> int:
+def whole(name: str, value: Any, least: int, most: int) -> int:
     """The number as it is: ctypes would take the lowest bits of one that does not fit."""
     try:
         number = operator.index(value)
@@ -50,13 +50,22 @@ def _whole(name: str, value: Any, least: int, most: int) -> int:
     return number
 
 
+def _number(name: str, value: Any) -> c_double:
+    try:
+        return c_double(value)
+    except TypeError:
+        raise ValueError("%s: found %r, needed is a number" % (name, value)) from None
+
+
 class _Sized(ctypes.Structure):
     """A struct that begins with its own size; fields not given are zero."""
 
     def __init__(self, **fields: Any) -> None:
         for field in self._fields_:
             if field[0] in fields and field[1] in _WHOLE:
-                fields[field[0]] = _whole(field[0], fields[field[0]], *_WHOLE[field[1]])
+                fields[field[0]] = whole(field[0], fields[field[0]], *_WHOLE[field[1]])
+            elif field[0] in fields and field[1] is c_double:
+                fields[field[0]] = _number(field[0], fields[field[0]])
         super().__init__(size=ctypes.sizeof(type(self)), **fields)
 
 
@@ -232,4 +241,13 @@ def plan_experts(plan: c_void_p, local: int) -> "tuple[List[int], List[int]]":
     return list(first), list(count)
 
 
-__all__ = ["Error", "library", "check", "create", "destroy", "byref", "c_float", "c_int64"]
+class Single:
+    """Stands for one object of the library: a copy would end it a second time."""
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        name = type(self).__name__
+        raise TypeError("%s cannot be copied nor pickled: make another one, and copy or save a module that holds it by "
+                        "its state_dict()" % name)
+
+
+__all__ = ["Error", "Single", "library", "check", "create", "destroy", "whole", "byref", "c_float", "c_int64"]

@@ -2,6 +2,7 @@
 """MoELayer: dispatch, experts and combine as one module."""
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from ctypes import byref, c_void_p
@@ -11,7 +12,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from . import _capi as c
-from .ops import Buffer, Group, Plan, _need, _pointer, _tokens, _type_of, combine, dispatch, untraced
+from .ops import Buffer, Group, Plan, _fits, _need, _pointer, _tokens, _type_of, combine, dispatch, untraced
 
 
 class _Saved:
@@ -21,10 +22,13 @@ class _Saved:
         self.handle: Optional[c_void_p] = handle
 
     def take(self) -> c_void_p:
+        handle, self.handle = self.held(), None
+        return handle
+
+    def held(self) -> c_void_p:
         if self.handle is None:
             raise RuntimeError("MoELayer: backward ran already; it saves nothing for a second one")
-        handle, self.handle = self.handle, None
-        return handle
+        return self.handle
 
     def __del__(self) -> None:
         if self.handle is not None and c._library is not None:
@@ -44,12 +48,14 @@ class _Experts(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        saved, layer, plan = ctx.saved.take(), ctx.layer, ctx.plan
-        ctx.layer = ctx.plan = None  # (an output that lives on does not keep the plan)
-        layer._offer_gradients()
+        ctx.saved.held()
+        layer, plan = ctx.layer, ctx.plan
+        # (what may fail for want of memory comes before anything changes: who catches that goes on)
         dy, dx = _tokens(plan, dy, "gradient of y"), plan.empty_tokens()
         dweights = torch.empty(plan.tokens, plan.top_k, dtype=torch.float32, device=plan.group.device)
-        c.check(c.library().epo_backward(layer.handle, saved, _pointer(dy), _pointer(dx),
+        layer._offer_gradients()
+        ctx.layer = ctx.plan = None  # (an output that lives on does not keep the plan)
+        c.check(c.library().epo_backward(layer.handle, ctx.saved.take(), _pointer(dy), _pointer(dx),
                                          dweights.data_ptr(), plan.group.stream()))
         layer._gradients_came()
         return dx, dweights, None, None, None, None
@@ -78,8 +84,10 @@ class MoELayer(torch.nn.Module):
                  dtype: torch.dtype = torch.bfloat16, grad_dtype: Optional[torch.dtype] = None,
                  module: Optional[torch.nn.Module] = None, **buffer: Any) -> None:
         super().__init__()
+        experts = c.whole("experts", experts, 1, 2**31 - 1)
         if experts % group.ranks != 0:
             raise ValueError("experts: found %d, allowed is a multiple of %d ranks" % (experts, group.ranks))
+        ffn = c.whole("ffn", ffn, 0, 2**31 - 1)
         if module is None and ffn < 1:
             raise ValueError("ffn: found %d, allowed is a number from 1 (or give `module`)" % ffn)
         grad_dtype = grad_dtype or dtype
@@ -91,8 +99,18 @@ class MoELayer(torch.nn.Module):
         self._hooks: List[Callable[["MoELayer"], None]] = []
         self._pending = False
         self._handle: Optional[c_void_p] = None
+        self._aside: List[Optional[torch.Tensor]] = [None, None]
         if module is not None:
             return
+        try:
+            self._make_experts(hidden, ffn, experts, dtype, grad_dtype)
+        except BaseException:  # refused, or no memory: nobody has the buffer, to close it
+            with contextlib.suppress(Exception):
+                self.buffer.close()
+            raise
+
+    def _make_experts(self, hidden: int, ffn: int, experts: int, dtype: torch.dtype, grad_dtype: torch.dtype) -> None:
+        group = self.group
         local, device = experts // group.ranks, group.device
         self.w1 = torch.nn.Parameter(torch.empty(local, 2 * ffn, hidden, dtype=dtype, device=device))
         self.w2 = torch.nn.Parameter(torch.empty(local, hidden, ffn, dtype=dtype, device=device))
@@ -127,9 +145,13 @@ class MoELayer(torch.nn.Module):
     def forward(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """x [T, H], experts int64 [T, K] (-1: unused), weights float32 [T, K] -> y [T, H]."""
         plan = self.buffer.plan(experts, weights)
+        _fits(x, "x", (plan.tokens, self.buffer.hidden), self.buffer.dtype, self.group.device)
         if self.module is not None:
             rows, row_weights = dispatch(x, weights, plan)
             out = self.module(rows, plan.counts)
+            if not isinstance(out, torch.Tensor) or out.shape != rows.shape:
+                raise ValueError("module: found %s for rows %s, needed is a row for each" % (
+                    list(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__, list(rows.shape)))
             return combine((out * row_weights[:, None]).to(self.buffer.dtype), plan)
         self._check_place()
         weights = _need(weights, "weights", (plan.tokens, plan.top_k), torch.float32, self.group.device)
@@ -141,13 +163,14 @@ class MoELayer(torch.nn.Module):
 
     def _check_place(self) -> None:
         """Weights where the library knows them, and nobody who would take gradients too early."""
-        for name, w, (made, at), grads in zip(("w1", "w2"), (self.w1, self.w2), self._made, self._grads):
+        for name, w, (made, at), grads, aside in zip(("w1", "w2"), (self.w1, self.w2), self._made, self._grads, self._aside):
             if type(w.data).__name__ == "DTensor" or getattr(w, "_is_flat_param", False) or w.numel() == 0:
                 raise RuntimeError("MoELayer.%s is sharded (FSDP): leave the layer out of it" % name)
             if w is not made or w.data_ptr() != at:
                 raise RuntimeError("MoELayer.%s has moved (to another device or type, or into a flat buffer, as FSDP "
                                    "does): make the layer where it is to stay, and leave it out of FSDP" % name)
-            if getattr(w, "main_grad", grads).data_ptr() != grads.data_ptr():
+            held = getattr(w, "main_grad", grads)
+            if held is not aside and held.data_ptr() != grads.data_ptr():
                 raise RuntimeError("MoELayer.%s got another main_grad (Megatron's DistributedDataParallel?), which the "
                                    "library does not know: leave the layer out of it, make it with grad_dtype, and "
                                    "reduce its own main_grad in register_wgrad_hook" % name)
@@ -167,10 +190,12 @@ class MoELayer(torch.nn.Module):
         """w.grad is the array that the library adds to, or writes where somebody dropped them all. Of a weight that
         needs no gradient the array is the library's alone."""
         fresh = []
-        for w, g in zip((self.w1, self.w2), self._grads):
+        for i, (w, g) in enumerate(zip((self.w1, self.w2), self._grads)):
             if hasattr(w, "main_grad"):
-                continue
-            if not w.requires_grad:
+                if not w.requires_grad:
+                    fresh.append(g)
+                self._set_aside(i, w, g)
+            elif not w.requires_grad:
                 fresh.append(g)
                 if w.grad is not None and w.grad.data_ptr() == g.data_ptr():
                     w.grad = w.grad.clone()
@@ -184,6 +209,15 @@ class MoELayer(torch.nn.Module):
             c.check(c.library().epo_layer_wgrad_begin(self.handle))
         elif fresh:
             fresh[0].zero_()
+
+    def _set_aside(self, i: int, w: Any, g: torch.Tensor) -> None:
+        """main_grad of a weight that needs no gradient is a copy, until it needs one again."""
+        held: torch.Tensor = w.main_grad
+        if not w.requires_grad and held is not self._aside[i]:
+            self._aside[i] = w.main_grad = held.clone()
+        elif w.requires_grad and held is self._aside[i]:
+            g.copy_(held)
+            self._aside[i], w.main_grad = None, g
 
     def _gradients_came(self) -> None:
         self._pending = self.w1.requires_grad or self.w2.requires_grad
@@ -203,8 +237,11 @@ class MoELayer(torch.nn.Module):
     def register_wgrad_hook(self, hook: Callable[["MoELayer"], None]) -> Callable[[], None]:
         """Called with the layer when the weight gradients are complete in stream order: after each
         backward, with delayed weight gradients after `flush()`. Returns what removes it."""
+        if not callable(hook):
+            raise ValueError("hook: found %r, needed is a function of the layer" % (hook,))
+        known = [hook]  # (the same function may be registered twice, and what it returned called twice)
         self._hooks.append(hook)
-        return lambda: self._hooks.remove(hook)
+        return lambda: self._hooks.remove(known.pop()) if known else None
 
     @untraced
     def flush(self) -> None:

@@ -31,9 +31,8 @@ def _type_of(dtype: torch.dtype) -> int:
     return _TYPES[dtype]
 
 
-def _need(tensor: torch.Tensor, name: str, shape: Tuple[int, ...], dtype: torch.dtype,
-          device: torch.device) -> torch.Tensor:
-    """The tensor, contiguous, if it is what is needed; -1 in `shape` allows any size."""
+def _fits(tensor: torch.Tensor, name: str, shape: Tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    """Raises ValueError where the tensor is not what is needed; -1 in `shape` allows any size."""
     if not isinstance(tensor, torch.Tensor):
         raise ValueError("%s: found %s, needed is a tensor" % (name, type(tensor).__name__))
     fits = tensor.dim() == len(shape) and all(n in (-1, m) for n, m in zip(shape, tensor.shape))
@@ -43,7 +42,28 @@ def _need(tensor: torch.Tensor, name: str, shape: Tuple[int, ...], dtype: torch.
         raise ValueError("%s: found %s %s on %s%s, needed is [%s] %s on %s" % (
             name, list(tensor.shape), tensor.dtype, there, "" if tensor.layout is torch.strided else ", sparse",
             ", ".join("any" if n < 0 else str(n) for n in shape), dtype, device))
-    return tensor.contiguous()
+
+
+def _need(tensor: torch.Tensor, name: str, shape: Tuple[int, ...], dtype: torch.dtype,
+          device: torch.device) -> torch.Tensor:
+    """The tensor as it lies in memory, contiguous, if it is what is needed."""
+    _fits(tensor, name, shape, dtype, device)
+    if tensor.is_neg():  # (a view such as z.conj().imag, whose memory has the other sign)
+        tensor = tensor.resolve_neg()
+    tensor = tensor.contiguous()
+    try:
+        there = tensor.numel() == 0 or tensor.data_ptr() != 0
+    except RuntimeError:  # (as those of torch.func say)
+        there = False
+    if not there:
+        raise ValueError("%s: found a %s, which has no memory of its own; needed is a plain tensor (of a DTensor: "
+                         "to_local(); not inside torch.func's transforms)" % (name, type(tensor).__name__))
+    return tensor
+
+
+def _switch(name: str, value: Any) -> int:
+    """0 or 1 of a bool; a word ("off") is none."""
+    return c.whole(name, value, 0, 1)
 
 
 def _pointer(tensor: Optional[torch.Tensor]) -> Optional[int]:
@@ -66,7 +86,7 @@ def untraced(function: Function) -> Function:
     return cast(Function, call)
 
 
-class Group:
+class Group(c.Single):
     """The ranks that share the experts. [collective]
 
     ranks of the job by default (torchrun's, mpirun's or Slurm's variables); `process_group`: a
@@ -94,8 +114,8 @@ class Group:
                 raise ValueError("%s: found %r, allowed are %s" % (name, word, ", ".join(map(repr, table))))
         config = c.GroupConfig(
             engine=c.ENGINES[engine], rank=-1, ranks=-1, dispatcher=c.DISPATCHERS[dispatcher],
-            overlap=c.DEFAULT if overlap is None else int(overlap),
-            delay_wgrad=c.DEFAULT if delay_wgrad is None else int(delay_wgrad),
+            overlap=c.DEFAULT if overlap is None else _switch("overlap", overlap),
+            delay_wgrad=c.DEFAULT if delay_wgrad is None else _switch("delay_wgrad", delay_wgrad),
             chunks=chunks, timeout_s=timeout_s, tensor_parallel=tensor_parallel)
         self._layers: List["weakref.ref[Any]"] = []  # in the order in which all ranks made them
         self._memory = _Memory() if torch_memory else None
@@ -103,6 +123,9 @@ class Group:
             config.alloc, config.free = self._memory.alloc, self._memory.free
         self._bootstrap = None
         if process_group is not None:
+            if not hasattr(process_group, "rank"):
+                raise ValueError("process_group: found %r, needed is a group of torch.distributed that this rank is of (of a "
+                                 "DeviceMesh: get_group())" % (process_group,))
             self._bootstrap = _bootstrap_of(process_group)
             config.rank, config.ranks = process_group.rank(), process_group.size()
             config.bootstrap = ctypes.pointer(self._bootstrap)
@@ -228,7 +251,7 @@ def _bootstrap_of(group: Any) -> c.Bootstrap:
     return c.Bootstrap(allgather=c.ALLGATHER(allgather), barrier=c.BARRIER(barrier))
 
 
-class Buffer:
+class Buffer(c.Single):
     """The windows through which rows of one shape travel. [collective]
 
     experts: E of the whole group. top_k: K at most. max_tokens: T of any rank at most.
@@ -256,7 +279,8 @@ class Buffer:
             experts=experts, hidden=hidden, top_k=top_k, max_tokens=max_tokens, type=_type_of(dtype),
             dispatcher=c.DISPATCHERS[dispatcher], chunks=chunks, align_rows=align_rows, max_rows=max_rows,
             capacity_factor=capacity_factor, capacity=capacity, overflow=c.OVERFLOWS[overflow],
-            pad_to_capacity=int(pad_to_capacity), wire=c.WIRES[wire], graphs=int(graphs))
+            pad_to_capacity=_switch("pad_to_capacity", pad_to_capacity), wire=c.WIRES[wire],
+            graphs=_switch("graphs", graphs))
         self._captured: List["Plan"] = []  # graphs use their memory until this buffer is closed
         count = c_uint64()
         c.check(c.library().epo_buffer_bytes(group.handle, byref(self._config), byref(count)))
@@ -292,7 +316,7 @@ class Buffer:
                                                              "del them)") from None
 
 
-class Plan:
+class Plan(c.Single):
     """Which row goes where: made once from a routing, used by forward and backward.
 
     Made by `Buffer.plan`. tokens T, top_k K: of the routing. rows R: expert-major rows on this rank.

@@ -9,6 +9,7 @@ import types
 import torch
 
 import ep_overlap
+from ep_overlap import layer as layer_module
 from ep_overlap import ops
 
 H, E, K, T = 8, 4, 2, 6
@@ -35,9 +36,16 @@ def numbers(group):
                               ("half a column", "hidden: found 8.5, needed is a whole number", dict(hidden=8.5)),
                               ("dispatcher", "found 'deepep', allowed are None, 'alltoall', 'flex'", dict(dispatcher="deepep")),
                               ("wire", "wire", dict(wire="e5m2")), ("overflow", "overflow", dict(overflow="drop")),
-                              ("dtype", "dtype: found torch.float64", dict(dtype=torch.float64))):
+                              ("dtype", "dtype: found torch.float64", dict(dtype=torch.float64)),
+                              ("factor", "capacity_factor: found '1', needed is a number", dict(capacity_factor="1")),
+                              ("padding", "pad_to_capacity: found 'off'", dict(pad_to_capacity="off")),
+                              ("graphs", "graphs: found 2, allowed is 0..1", dict(graphs=2))):
         refused(name, ValueError, part, lambda: group.buffer(**{**SHAPE, **shape}))
     refused("chunks of a group", ValueError, "chunks: found 8589934592", lambda: ep_overlap.Group(engine="host", chunks=2**33))
+    for name, part, given in (("overlap", "overlap: found 'on'", dict(overlap="on")),
+                              ("timeout", "timeout_s: found None, needed is a number", dict(timeout_s=None)),
+                              ("process group", "process_group: found 3, needed is a group", dict(process_group=3))):
+        refused(name, ValueError, part, lambda: ep_overlap.Group(engine="host", **given))
     group.buffer(**{**SHAPE, "hidden": torch.tensor(H)}).close()  # (whatever is a whole number)
 
 
@@ -64,6 +72,13 @@ def tensors(group):
                 lambda: ops._need(far, "x", (4,), torch.float32, torch.device("cuda", 0)))
     finally:
         ops.torch = real
+    negative = torch._neg_view(X)  # (as z.conj().imag is: its memory has the other sign)
+    assert torch.equal(ep_overlap.dispatch(negative, None, plan)[0], -ep_overlap.dispatch(X, None, plan)[0])
+    fake = torch._subclasses.fake_tensor.FakeTensorMode(allow_non_fake_inputs=True).from_tensor(X)
+    refused("a fake tensor", ValueError, "which has no memory of its own", lambda: ep_overlap.dispatch(fake, None, plan))
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):  # (two would end one plan twice)
+        for what in (plan, buffer, group):
+            refused("a copy", TypeError, "%s cannot be copied nor pickled" % type(what).__name__, lambda: copied(what))
     for x, index, weights in ((X.t().contiguous().t(), INDEX.t().contiguous().t(), WEIGHTS.t().contiguous().t()),
                               (X[:0], INDEX[:0], WEIGHTS[:0])):
         rows, by_row = ep_overlap.dispatch(x, weights, buffer.plan(index, weights))
@@ -110,7 +125,61 @@ def arguments(group):
     free = group.stats()["memory_bytes"]
     refused("no ffn", ValueError, "ffn", lambda: ep_overlap.MoELayer(group, **SHAPE))
     refused("float64 gradients", ValueError, "float64", lambda: layer_of(group, grad_dtype=torch.float64))
+    for name, part, given in (("float16 gradients", "wgrad_type", dict(dtype=torch.bfloat16, grad_dtype=torch.float16)),
+                              ("half a column", "ffn: found 2.5", dict(ffn=2.5)),
+                              ("a word", "experts: found '4', needed is a whole number", dict(experts="4"))):
+        refused(name, ValueError, part, lambda: ep_overlap.MoELayer(group, **{**SHAPE, "ffn": 8, **given}))
+    layer_module.torch = types.SimpleNamespace(**{**vars(torch), "zeros_like": no_memory})
+    try:
+        refused("no memory", torch.OutOfMemoryError, "none left", lambda: layer_of(group))
+    finally:
+        layer_module.torch = torch
     assert group.stats()["memory_bytes"] == free, "what was refused keeps windows"
+    layer = layer_of(group)
+    for name, part, x in (("nothing", "x: found NoneType", None), ("an array", "x: found ndarray", X.numpy()),
+                          ("a batch", "x: found [1, 6, 8]", X[None])):
+        refused(name, ValueError, part, lambda: layer(x, INDEX, WEIGHTS))
+    refused("no hook", ValueError, "hook: found None", lambda: layer.register_wgrad_hook(None))
+    remove = layer.register_wgrad_hook(print)
+    remove(), remove()
+    layer.close()
+
+
+def no_memory(*_, **__):
+    raise torch.OutOfMemoryError("none left")
+
+
+def own_module(group):
+    """What a module returns is a row for each of its rows: nothing is spread over the others."""
+    module = torch.nn.Module()
+    layer = ep_overlap.MoELayer(group, module=module, **SHAPE)
+    for name, part, call in (("nothing", "found NoneType", lambda r, _: None), ("two", "found tuple", lambda r, _: (r, r)),
+                             ("one row", "module: found [1, 8] for rows [", lambda r, _: r[:1]),
+                             ("a column", ", 1] for rows [", lambda r, _: r[:, :1])):
+        module.forward = call
+        refused(name, ValueError, part, lambda: layer(X, INDEX, WEIGHTS))
+    module.forward = lambda r, counts: r.double()
+    assert torch.allclose(layer(X, INDEX, WEIGHTS), X * WEIGHTS.sum(1, keepdim=True), atol=1e-6)
+    layer.close()
+
+
+def no_room(group):
+    """A backward that lacks memory changes nothing: without what fills it, it runs."""
+    layer = layer_of(group)
+    want = [g.clone() for g in trained(layer)]
+    x, weights = X.clone().requires_grad_(), WEIGHTS.clone().requires_grad_()
+    layer.zero_grad()
+    y = (layer(x * 2, INDEX, weights) * 3).tanh().sum()
+    layer_module.torch = types.SimpleNamespace(**{**vars(torch), "empty": no_memory})
+    try:
+        refused("no memory", torch.OutOfMemoryError, "none left", lambda: y.backward(retain_graph=True))
+    finally:
+        layer_module.torch = torch
+    y.backward()
+    layer.flush()
+    same("once more", (x.grad, weights.grad, layer.w1.grad, layer.w2.grad), want)
+    del y
+    layer.close()
 
 
 def autograd(group):
@@ -171,6 +240,26 @@ def frozen(group):
     layer.close()
 
 
+def frozen_sums(group):
+    """The same with main_grad: what was added before stays, and is added to later."""
+    layer = layer_of(group, dtype=torch.bfloat16, grad_dtype=torch.float32)
+
+    def step():
+        layer(X.bfloat16(), INDEX, WEIGHTS).float().sum().backward()
+        layer.flush()
+        return layer.w1.main_grad.clone(), layer.w2.main_grad.clone()
+
+    one = step()
+    layer.w1.requires_grad_(False)
+    kept, more = step()
+    assert torch.equal(kept, one[0]) and torch.allclose(more, 2 * one[1]), "w1 gets none, w2 its second"
+    layer.w1.main_grad.mul_(4)
+    layer.w1.requires_grad_(True)
+    step()
+    assert torch.allclose(layer.w1.main_grad, 5 * one[0]) and torch.allclose(layer.w2.main_grad, 3 * one[1])
+    layer.close()
+
+
 def hooks():
     """group.flush() completes the gradients of all layers, so it tells of all, in the order they were made in."""
     group = ep_overlap.Group(engine="host", overlap=True, delay_wgrad=True)
@@ -215,7 +304,7 @@ def compiled(group):
 
 torch.set_num_threads(1)
 GROUP = ep_overlap.Group(engine="host", overlap=True)
-for case in (numbers, tensors, arguments, autograd, frozen, compiled):
+for case in (numbers, tensors, arguments, own_module, autograd, no_room, frozen, frozen_sums, compiled):
     case(GROUP)
     print("ok: %s" % case.__name__, flush=True)
 GROUP.close()
