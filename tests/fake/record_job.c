@@ -10,10 +10,13 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -45,6 +48,7 @@ static int devices = 1, extra;
 static long seen;     /* kernels in the profiler's own trace */
 static long recorded; /* kernels that anybody recorded */
 static int profiled;
+static pthread_t main_thread;
 static uint64_t due;        /* when the next step begins; 0: whenever */
 static uint64_t late, lost; /* a step at most, and what they did not catch up with */
 
@@ -219,6 +223,25 @@ static int spawned(ncclUniqueId id) {
     exit(bad);
 }
 
+static atomic_int strikes; /* soon: a signal, in the middle of a call */
+
+static void end_it(int signal) {
+    (void)signal;
+    exit(9);
+}
+
+/* Also the library's: recorder_call() asks for the time of a call with its lock held. */
+int clock_gettime(clockid_t clock, struct timespec *t) {
+    Dl_info info;
+    int one = 1;
+    if (atomic_load(&strikes) != 0 && pthread_equal(pthread_self(), main_thread) &&
+        dladdr(__builtin_return_address(0), &info) != 0 &&
+        strstr(info.dli_fname, "libep_overlap") != NULL &&
+        atomic_compare_exchange_strong(&strikes, &one, 0))
+        (void)raise(SIGTERM);
+    return (int)syscall(SYS_clock_gettime, clock, t);
+}
+
 /* Nobody reads what is written to standard error. */
 static void lose_reader(void) {
     int ends[2];
@@ -257,6 +280,7 @@ int main(int argc, char **argv) {
     memset(&id, 0, sizeof id);
     snprintf(id.internal, sizeof id.internal, "%.40s-%d", unique != NULL ? unique : "",
              (int)getpid());
+    main_thread = pthread_self();
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (strchr(what, 'E') != NULL) /* small kernels by the thousand */
         extra = 2000;
@@ -286,6 +310,10 @@ int main(int argc, char **argv) {
             sleep_until(now_ns() + 700 * MS);
             due = 0;
             profile(20);
+        }
+        if (i == steps / 2 && strchr(what, 'h') != NULL) {
+            (void)signal(SIGTERM, end_it);
+            strikes = 1;
         }
         if (i == steps / 2 && strchr(what, 'm') != NULL)
             profile(20); /* in the middle */

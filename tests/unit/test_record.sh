@@ -102,6 +102,7 @@ job spawned s 60 EP_OVERLAP_RECORD_WINDOW=0.3s-0.9s &
 job rank1 '' 60 EP_OVERLAP_RECORD_WINDOW=0.3s-0.9s RANK=1 WORLD_SIZE=2 &
 job word '' 20 EP_OVERLAP_RECORD_WINDOW=soon &
 job folder '' 60 EP_OVERLAP_RECORD_WINDOW=0.3s-0.9s EP_OVERLAP_RECORD="$work/no/such" &
+job handled h 50 EP_OVERLAP_RECORD_WINDOW=0.3s-9s &
 job off '' 30 EP_OVERLAP_RECORD=0 &
 job moves d 60 EP_OVERLAP_RECORD_WINDOW=0.3s-0.9s EP_OVERLAP_RECORD="$(realpath --relative-to=. "$work")/moves" &
 job unread p 20 EP_OVERLAP_RECORD_WINDOW=0.1s-0.2s &
@@ -207,6 +208,8 @@ check "it is counted" figures running 0 "r['lost']['unfinished'] == 1"
 check "a slow CUPTI" ended slow
 check "a CUPTI that does not come back: the program ends" ended stuck
 check "it is told" grep -q 'the recorder did not end in time' "$work/stuck.err"
+check "exit in a handler of a signal, in the middle of a call: the program ends" ended handled 9
+check "that is told, too" grep -q 'the recorder did not end in time' "$work/handled.err"
 check "rank 1 says nothing" test ! -s "$work/rank1.err"
 check "rank 1 writes its file" figures rank1 1 "r['rank'] == 1 and r['steps'] > 10"
 check "a profiler that takes long to start: its trace" profiled starts 1 60

@@ -5,8 +5,9 @@
 
 #include <pthread.h>
 #include <stdbool.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "preload/lock_within.h"
 
 #define FORK_LIMIT_S 1 /* if a driver's call does not come back, a fork goes on as it is */
 
@@ -18,12 +19,7 @@ static struct {
 
 static _Thread_local bool forks; /* this thread, and it has the lock */
 
-static void before_fork(void) {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += FORK_LIMIT_S;
-    forks = pthread_mutex_timedlock(&context.lock, &until) == 0;
-}
+static void before_fork(void) { forks = lock_within(&context.lock, FORK_LIMIT_S); }
 
 static void after_fork(void) {
     if (forks)

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "preload/lock_within.h"
 #include "preload/record/buffers.h"
 
 #define QUIET_NS (INT64_C(3) * 1000000000) /* after another's last call: its flush is over */
@@ -292,12 +293,7 @@ hold_facts hold_tell(void) {
 
 /* A profiler's call may come from inside CUPTI while our thread waits for CUPTI: it waits
  * for us a while, not for ever. */
-static bool lock_a_while(void) {
-    struct timespec limit;
-    clock_gettime(CLOCK_REALTIME, &limit);
-    limit.tv_sec += WAIT_SECONDS;
-    return pthread_mutex_timedlock(&context.lock, &limit) == 0;
-}
+static bool lock_a_while(void) { return lock_within(&context.lock, WAIT_SECONDS); }
 
 void hold_other_calls(hold_other what, const char *function) {
     if (!lock_a_while())

@@ -20,6 +20,7 @@
 #include "core/status.h"
 #include "preload/environment.h"
 #include "preload/intercept/intercept.h"
+#include "preload/lock_within.h"
 #include "preload/record/file.h"
 #include "preload/record/report.h"
 #include "preload/record/rhythm.h"
@@ -61,7 +62,8 @@ static struct {
     pthread_cond_t changed; /* CLOCK_MONOTONIC */
     atomic_int stage;
     bool stop, finished;
-    bool marks; /* set before the thread is started */
+    atomic_bool gave_up; /* at the end of the process, waiting for the lock */
+    bool marks;          /* set before the thread is started */
     pid_t pid;
     int64_t born;
     rhythm_call *calls;
@@ -240,28 +242,36 @@ static void settle_step(session *s, int64_t closed) {
 
 /* ---- the end of the process ---- */
 
-/* Waits for the thread, END_SECONDS at most.  A second time there is nothing to wait for. */
-static void stop_and_wait(void) {
+/* Waits for the thread, END_SECONDS at most.  A second time there is nothing to wait for.  A
+ * handler of a signal may have called exit() while its thread was in recorder_call(): the lock is
+ * not had then.  Whether the thread has ended. */
+static bool stop_and_wait(void) {
     struct timespec limit;
-    if (context.pid != getpid())
-        return;
+    if (context.pid != getpid() || context.gave_up)
+        return false;
     clock_gettime(CLOCK_MONOTONIC, &limit);
     limit.tv_sec += END_SECONDS;
-    pthread_mutex_lock(&context.lock);
+    context.gave_up = !lock_within(&context.lock, END_SECONDS);
+    if (context.gave_up)
+        return false;
     const bool first = !context.stop;
     context.stop = true;
     pthread_cond_broadcast(&context.changed);
     while (first && !context.finished && atomic_load(&context.stage) != STAGE_OFF &&
            pthread_cond_timedwait(&context.changed, &context.lock, &limit) == 0)
         ;
+    const bool ended = context.finished || atomic_load(&context.stage) == STAGE_OFF;
     pthread_mutex_unlock(&context.lock);
+    return ended;
 }
+
+static void stop_at_exit(void) { (void)stop_and_wait(); }
 
 /* Handlers run last one first: a libcupti that was opened just now registered its own, and ours
  * has to run while it is whole. */
 static void stop_before_cupti(session *s) {
     if (!s->ordered)
-        (void)atexit(stop_and_wait);
+        (void)atexit(stop_at_exit);
     s->ordered = true;
 }
 
@@ -554,10 +564,7 @@ void recorder_begin(int rank, int ranks) {
 void recorder_end(void) {
     if (context.pid == 0 || context.pid != getpid())
         return;
-    stop_and_wait();
-    pthread_mutex_lock(&context.lock);
-    const bool ended = context.finished || atomic_load(&context.stage) == STAGE_OFF;
-    pthread_mutex_unlock(&context.lock);
+    const bool ended = stop_and_wait();
     if (context.rank == 0)
         fprintf(stderr, "ep-overlap: %s\n",
                 ended ? context.line : "the recorder did not end in time; nothing is told");
