@@ -419,6 +419,19 @@ epo_status epo_layer_wgrad_begin(epo_layer *layer) {
     return CALL(layer, layer_wgrad_begin, layer);
 }
 
+/* Layers of its steps; plans and saved passes may come later, in a node. */
+static epo_status schedule_alive(const epo_schedule *s, const char *function) {
+    epo_status status = EPO_OK;
+    for (int i = 0; i < s->layers && status == EPO_OK; i++) {
+        const void *of[] = {s->forward != NULL ? s->forward[i].layer : NULL,
+                            s->backward != NULL ? s->backward[i].layer : NULL};
+        for (int k = 0; k < 2 && status == EPO_OK; k++)
+            if (of[k] != NULL)
+                status = epo_alive_check(EPO_KIND_LAYER, of[k], function);
+    }
+    return status;
+}
+
 /* Before a run: what it takes over, and where it puts what its forward saves.  What the program
  * gives it later, in a node, stays noted: the engine knows that it was used. */
 static void schedule_begin(const epo_schedule *s) {
@@ -446,11 +459,16 @@ epo_status epo_schedule_run(epo_group *group, const epo_schedule *schedule, epo_
     NEED_A(GROUP, group);
     epo_status status =
         epo_versioned_read(&full, schedule, EPO_LEAST(epo_schedule, ctx), "epo_schedule");
-    const bool known = status == EPO_OK;
-    if (known)
-        schedule_begin(&full);
-    status = CALL(group, schedule_run, group, known ? &full : schedule, stream);
-    return known ? schedule_end(&full, status) : status;
+    if (status != EPO_OK)
+        return CALL(group, schedule_run, group, schedule, stream);
+    char text[EPO_ERROR_MAX];
+    const epo_status alive = schedule_alive(&full, __func__);
+    snprintf(text, sizeof text, "%s", epo_fail_text());
+    if (alive != EPO_OK) /* without nodes the engine refuses, and reads no step but what is saved */
+        full.node = NULL;
+    schedule_begin(&full);
+    status = CALL(group, schedule_run, group, &full, stream);
+    return schedule_end(&full, refused(alive, status, text));
 }
 
 /* ---- figures ---------------------------------------------------------- */

@@ -151,6 +151,35 @@ static void objects_without_arguments(void) {
     drop_objects(o);
 }
 
+static epo_status no_node(void *ctx, epo_node node, int layer, epo_step *step, epo_stream stream) {
+    return (void)ctx, (void)node, (void)layer, (void)step, (void)stream, EPO_OK;
+}
+
+/* Steps' layers are looked at before anything is begun; what is taken over is, all the same. */
+static void a_schedule_of_a_layer_that_is_gone(void) {
+    objects *o = make_objects();
+    epo_layer *gone = NULL;
+    const epo_layer_config l = layer_config(o->weights);
+    CU_ASSERT_EQUAL(epo_layer_create(o->group, &l, &gone), EPO_OK);
+    epo_step back = {.layer = gone, .dy = o->x, .dx = o->y};
+    epo_step on = {.layer = gone, .plan = o->plan, .x = o->x, .y = o->y};
+    epo_schedule s = EPO_SCHEDULE_INIT;
+    s.layers = 1;
+    s.node = no_node;
+    CU_ASSERT_EQUAL(epo_forward(o->layer, o->plan, o->x, o->y, &back.saved, NULL), EPO_OK);
+    CU_ASSERT_EQUAL(epo_layer_destroy(gone), EPO_OK);
+    s.backward = &back;
+    REFUSED(epo_schedule_run(o->group, &s, NULL), EPO_E_ARG, "this layer does not exist");
+    CU_ASSERT_PTR_NULL(back.saved);
+    s.backward = NULL;
+    s.forward = &on;
+    REFUSED(epo_schedule_run(o->group, &s, NULL), EPO_E_ARG, "this layer does not exist");
+    on.layer = o->layer;
+    CU_ASSERT_EQUAL(epo_schedule_run(o->group, &s, NULL), EPO_OK); /* the group lives */
+    epo_saved_release(on.saved);
+    drop_objects(o);
+}
+
 /* ---- sizes --------------------------------------------------------------------- */
 
 static void structs_of_no_size(void) {
@@ -393,6 +422,7 @@ int main(void) {
     const CU_TestInfo tests[] = {
         {"every function with NULL", nothing_at_all},
         {"objects without arguments", objects_without_arguments},
+        {"a schedule of a layer that is gone", a_schedule_of_a_layer_that_is_gone},
         {"structs of no size", structs_of_no_size},
         {"structs of tomorrow", structs_of_tomorrow},
         {"wrong order is told and harmless", wrong_order_is_told_and_harmless},
