@@ -122,6 +122,25 @@ END
     [ "$status" -eq 3 ]
 }
 
+@test "a picture replaces a picture, and no other file" {
+    serial_and_overlapped
+    cp serial.json kept.json
+    run "$tool" profile --svg serial.json overlap.json
+    [ "$status" -eq 3 ]
+    [[ $output == *"serial.json: is there already and is no picture"* ]]
+    cmp serial.json kept.json
+    : >empty.svg
+    for svg in empty.svg empty.svg new.svg /dev/null; do
+        run "$tool" profile overlap.json --svg "$svg"
+        [ "$status" -eq 0 ]
+    done
+    [ "$(head -c 4 empty.svg)" = "<svg" ]
+    printf '<s' >short
+    run "$tool" profile overlap.json --svg short
+    [ "$status" -eq 3 ]
+    [ "$(cat short)" = "<s" ]
+}
+
 @test "--json is JSON; a trace may come through a pipe" {
     serial_and_overlapped
     run --separate-stderr "$tool" profile --json serial.json overlap.json --names

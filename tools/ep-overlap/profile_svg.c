@@ -8,6 +8,7 @@
 #include "core/status.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -192,11 +193,31 @@ static epo_status draw(FILE *out, profile_view *v, size_t unit) {
     return status;
 }
 
+/* A name where --svg was given none is the next file's: no trace is lost for a picture. */
+static bool holds_other(const char *path) {
+    char head[4] = "";
+    struct stat there;
+    const int fd = stat(path, &there) == 0 && S_ISREG(there.st_mode) && there.st_size > 0
+                       ? open(path, O_RDONLY | O_CLOEXEC)
+                       : -1;
+    if (fd < 0)
+        return false;
+    const bool other = read(fd, head, sizeof head) != (ssize_t)sizeof head ||
+                       memcmp(head, "<svg", sizeof head) != 0;
+    close(fd);
+    return other;
+}
+
 epo_status profile_draw_svg(profile_view *v, size_t unit, const char *path) {
     for (size_t i = 0; i < v->files; i++)
         if (unit >= v->file[i].facts.units)
             return epo_fail(EPO_E_ARG, "%s: there is no device number %zu to draw, only %zu",
                             v->file[i].path, unit, v->file[i].facts.units);
+    if (holds_other(path))
+        return epo_fail(EPO_E_ARG,
+                        "%s: is there already and is no picture (--svg takes the name of the file "
+                        "to draw); remove it, or name another",
+                        path);
     FILE *out = fopen(path, "we");
     if (out == NULL)
         return epo_fail(EPO_E_SYSTEM, "%s: cannot be written: %s", path, strerror(errno));
