@@ -9,12 +9,20 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+/* What can be read once alone: a pipe, by a name (/dev/fd/63 of a shell's <(...), mkfifo) too. */
+static bool is_stream(const char *path) {
+    struct stat s;
+    return strcmp(path, "-") == 0 ||
+           (stat(path, &s) == 0 && !S_ISREG(s.st_mode) && !S_ISDIR(s.st_mode));
+}
 
 epo_status epo_profile_read(const char *path, const epo_profile_options *options,
                             epo_profile **out) {
     char head[16] = "";
-    if (strcmp(path, "-") == 0)
+    if (is_stream(path))
         return epo_lines_fail(epo_profile_read_chrome(path, options, out), path);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t n = fd < 0 ? -1 : read(fd, head, sizeof head);

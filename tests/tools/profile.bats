@@ -141,6 +141,20 @@ END
     [ "$(cat short)" = "<s" ]
 }
 
+@test "a pipe with a name is read once, from its beginning" {
+    serial_and_overlapped
+    run "$tool" profile <(cat serial.json) <(cat overlap.json)
+    [ "$status" -eq 0 ]
+    [[ $output =~ overlapped\ share[[:space:]]+0.00\ %[[:space:]]+75.00\ % ]]
+    mkfifo named
+    cat overlap.json >named &
+    run timeout 60 "$tool" profile named
+    [ "$status" -eq 0 ]
+    run "$tool" profile <(printf '')
+    [ "$status" -eq 3 ]
+    [[ $output == *"is empty"* ]]
+}
+
 @test "--json is JSON; a trace may come through a pipe" {
     serial_and_overlapped
     run --separate-stderr "$tool" profile --json serial.json overlap.json --names
