@@ -105,7 +105,7 @@ static uint64_t held(moe_rank *c, epo_group *g) {
 }
 
 typedef struct arrays {
-    float *w1, *w2, *dw1, *dw2, *x, *y;
+    float *w1, *w2, *dw1, *dw2, *x, *y, *x2;
     int64_t *experts;
 } arrays;
 
@@ -114,6 +114,7 @@ static arrays make_arrays(const moe_rank *c) {
                 moe_calloc((size_t)E / R * F * H, 4),
                 moe_calloc((size_t)E / R * 2 * F * H, 4),
                 moe_calloc((size_t)E / R * F * H, 4),
+                moe_calloc((size_t)T * H, 4),
                 moe_calloc((size_t)T * H, 4),
                 moe_calloc((size_t)T * H, 4),
                 moe_calloc((size_t)T * K, 8)};
@@ -130,6 +131,7 @@ static void free_arrays(arrays *a) {
     free(a->dw2);
     free(a->x);
     free(a->y);
+    free(a->x2);
     free(a->experts);
 }
 
@@ -294,6 +296,42 @@ typedef struct scarce {
     bool failed; /* rank 0 */
 } scarce;
 
+static epo_status scarce_node(void *ctx, epo_node node, int layer, epo_step *step,
+                              epo_stream stream) {
+    (void)ctx;
+    (void)node;
+    (void)layer;
+    (void)step;
+    (void)stream;
+    return EPO_OK;
+}
+
+/* Two micro-batches of the plan by schedule_run, the first's backward beside the second's
+ * forward. */
+static epo_status scarce_pairs(const epo_engine *e, epo_group *g, epo_layer *layer, epo_plan *plan,
+                               const arrays *a) {
+    epo_step f = {.layer = layer, .plan = plan, .x = a->x, .y = a->y}, b = {.layer = layer};
+    epo_status status = EPO_OK;
+    for (int i = 0; i < 3 && status == EPO_OK; i++) {
+        epo_schedule s = EPO_SCHEDULE_INIT;
+        s.layers = 1;
+        s.node = scarce_node;
+        s.forward = i < 2 ? &f : NULL;
+        s.backward = i > 0 ? &b : NULL;
+        b.saved = f.saved;
+        b.dy = b.dx = a->x2;
+        f.saved = NULL;
+        status = e->schedule_run(g, &s, NULL);
+    }
+    return status;
+}
+
+static epo_status scarce_experts(void *ctx, const epo_expert_call *call) {
+    (void)ctx;
+    (void)call;
+    return EPO_OK;
+}
+
 static void scarce_rank(moe_rank *c) {
     scarce *s = c->arg;
     store own = {.most = UINT64_MAX, .fail_call = c->rank == 0 ? s->fail_call : 0};
@@ -304,7 +342,7 @@ static void scarce_rank(moe_rank *c) {
     arrays a = make_arrays(c);
     how.memory = &memory;
     epo_group *g = moe_rank_group(c, &how);
-    const epo_buffer_config bc = config_buffer(E, H, K, T);
+    epo_buffer_config bc = config_buffer(E, H, K, T);
     epo_layer_config lc = config_layer(E, H, F, a.w1, a.w2);
     const epo_routing routing = config_routing(T, K, a.experts, NULL);
     epo_buffer *b = NULL;
@@ -314,14 +352,27 @@ static void scarce_rank(moe_rank *c) {
     lc.dw1 = a.dw1;
     lc.dw2 = a.dw2;
     lc.saved = how.saved;
+    if (how.own) {
+        lc.w1 = lc.w2 = NULL;
+        lc.dw1 = lc.dw2 = NULL;
+        lc.expert = scarce_experts;
+        lc.expert_wgrad = 1;
+    }
+    if (how.limits != NULL) {
+        bc.capacity = how.limits->capacity;
+        bc.overflow = how.limits->overflow;
+        bc.pad_to_capacity = how.limits->pad_to_capacity;
+    }
     epo_status status = e->buffer_create(g, &bc, &b);
     if (status == EPO_OK)
         status = e->layer_create(g, &lc, &layer);
     if (status == EPO_OK)
         status = e->plan_create(b, &routing, NULL, &plan);
-    if (status == EPO_OK)
+    if (status == EPO_OK && how.paired)
+        status = scarce_pairs(e, g, layer, plan, &a);
+    else if (status == EPO_OK)
         status = e->forward(layer, plan, a.x, a.y, &saved, NULL);
-    if (status == EPO_OK) {
+    if (status == EPO_OK && !how.paired) {
         status = e->backward(layer, saved, a.y, a.y, NULL, NULL);
         saved = NULL;
     }
@@ -346,12 +397,20 @@ static void scarce_rank(moe_rank *c) {
 
 /* Rank 0's memory ends at its first call, at its second, and so on, until it does not end. */
 static void memory_may_end_anywhere(void) {
-    for (int i = 0; i < 6; i++) {
+    epo_buffer_config limits = EPO_BUFFER_CONFIG_INIT;
+    limits.capacity = 3;
+    limits.overflow = EPO_OVERFLOW_DROP_WEIGHT;
+    limits.pad_to_capacity = 1;
+    for (int i = 0; i < 24; i++) {
         scarce s = {.how = {.dispatcher = (epo_dispatcher)(i % 2),
-                            .overlap = i / 2 > 0,
-                            .delay = i / 2 > 1,
-                            .chunks = i / 2 > 0 ? 2 : 1,
-                            .saved = i % 2 ? (epo_saved_mode)(i / 2) : EPO_SAVE_ROWS}};
+                            .overlap = i / 2 % 3 > 0,
+                            .delay = i / 2 % 3 > 1,
+                            .chunks = i / 2 % 3 > 0 ? 2 : 1,
+                            .paired = i / 6 % 2 > 0,
+                            .own = i % 4 == 0 && i >= 12,
+                            .limits = i >= 12 ? &limits : NULL}};
+        if (i % 2 > 0)
+            s.how.saved = (epo_saved_mode)(i / 2 % 3);
         int bad = 0;
         do {
             s.fail_call++;
