@@ -44,6 +44,9 @@ typedef struct epo_engine {
     void (*world_destroy)(epo_world *world);
 
     epo_status (*group_create)(const epo_engine_group *config, epo_group **out);
+    /* The API library has refused it, as `reason` says: where the config's place is right, those
+     * who wait for this rank are told.  Returns `wrong`. */
+    epo_status (*group_refuse)(const epo_engine_group *config, epo_status wrong);
     epo_status (*group_destroy)(epo_group *group);
     epo_status (*group_query)(const epo_group *group, epo_group_info *info);
     epo_status (*group_async_error)(epo_group *group);

@@ -14,6 +14,7 @@ const epo_engine moe_engine = {
     .world_create = moe_world_create,
     .world_destroy = moe_world_destroy,
     .group_create = moe_group_create,
+    .group_refuse = moe_group_refuse,
     .group_destroy = moe_group_destroy,
     .group_query = moe_group_query,
     .group_async_error = moe_group_async_error,

@@ -298,6 +298,14 @@ static epo_status refuse(const epo_group_config *c, epo_status wrong) {
     return epo_fail(wrong, "%s", text);
 }
 
+epo_status moe_group_refuse(const epo_engine_group *given, epo_status wrong) {
+    epo_group_config c = EPO_GROUP_CONFIG_INIT;
+    if (given != NULL && given->size == sizeof *given &&
+        moe_input(&c, sizeof c, &given->config, sizeof c, "epo_group_config") == EPO_OK)
+        return refuse(&c, epo_fail(wrong, "%s", given->reason));
+    return wrong;
+}
+
 static epo_status open_backend(epo_group *g, const epo_group_config *c) {
     const epo_backend_config config = backend_config(c);
     epo_status status = g->ops->open(&config, &g->be);

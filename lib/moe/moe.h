@@ -546,6 +546,7 @@ double moe_stats_now(void);
 epo_status moe_world_create(int ranks, epo_world **out);
 void moe_world_destroy(epo_world *world);
 epo_status moe_group_create(const epo_engine_group *config, epo_group **out);
+epo_status moe_group_refuse(const epo_engine_group *config, epo_status wrong);
 epo_status moe_group_destroy(epo_group *group);
 epo_status moe_group_query(const epo_group *group, epo_group_info *info);
 epo_status moe_group_async_error(epo_group *group);

@@ -158,19 +158,31 @@ static int bootstrap_rank(const epo_group_config *c, int *ranks) {
     return c->members == NULL && c->rank < c->ranks ? c->rank : -1;
 }
 
-/* This rank makes no group: the others are told, if its arguments say how. */
-static epo_status refuse_group(const epo_group_config *c, epo_status status) {
+static epo_status refuse_over_bootstrap(const epo_group_config *c, epo_status status,
+                                        const char *text) {
     epo_group_config known = *c;
     const char *source;
-    char text[EPO_ERROR_MAX];
-    if (c->bootstrap == NULL)
-        return status;
-    snprintf(text, sizeof text, "%s", epo_fail_text());
     if (c->rank == -1 && c->ranks == -1)
         (void)epo_ranks_find(&known.rank, &known.ranks, &source);
     (void)epo_fail(status, "%s", text);
     int ranks, rank = bootstrap_rank(&known, &ranks);
     return rank >= 0 ? epo_group_card(c->bootstrap, rank, ranks, status) : status;
+}
+
+/* This rank makes no group: the others are told, if its arguments say how.  Without a bootstrap the
+ * engine knows the way to them. */
+static epo_status refuse_group(const epo_group_config *c, epo_status status) {
+    char text[EPO_ERROR_MAX], why[EPO_ENGINE_WHY_MAX];
+    epo_engine_group g = {sizeof g, *c, text};
+    const epo_engine *engine;
+    snprintf(text, sizeof text, "%s", epo_fail_text());
+    if (c->bootstrap != NULL)
+        return refuse_over_bootstrap(c, status, text);
+    if (status == EPO_E_ARG && epo_environment_place(&g.config) &&
+        (g.config.ranks != 1 || g.config.nccl_comm != NULL) &&
+        group_engine(&g.config, &engine, why) == EPO_OK)
+        (void)engine->group_refuse(&g, status);
+    return epo_fail(status, "%s", text);
 }
 
 epo_status epo_group_create(const epo_group_config *config, epo_group **out) {

@@ -225,3 +225,16 @@ epo_status epo_environment_resolve(epo_group_config *config, char *reason) {
     memcpy(reason, why, sizeof why);
     return EPO_OK;
 }
+
+bool epo_environment_place(epo_group_config *config) {
+    epo_group_config c = *config, plain = {.overlap = EPO_ON, .chunks = 1};
+    if (resolve_ranks(&c) != EPO_OK || check_members(&c) != EPO_OK)
+        return false;
+    plain.timeout_s = c.timeout_s >= 0 && c.timeout_s <= TIMEOUT_MAX ? c.timeout_s : 0;
+    if (resolve_numbers(&plain) != EPO_OK)
+        plain.timeout_s = 600;
+    c.timeout_s = plain.timeout_s;
+    c.warn_s = 30;
+    *config = c;
+    return true;
+}

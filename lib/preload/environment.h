@@ -24,6 +24,10 @@ epo_status epo_ranks_find(int *rank, int *ranks, const char **source);
  * is.  config->engine stays as it is.  On failure both are untouched. */
 epo_status epo_environment_resolve(epo_group_config *config, char *reason);
 
+/* Of a config that was refused: where this rank stands, and how long it waits, if that is right;
+ * false: it is not, and nobody can be told. */
+bool epo_environment_place(epo_group_config *config);
+
 /* Decimal text to int: digits alone, no sign, at most INT_MAX.  Our own, because
  * newer headers turn strtol into a symbol that older C libraries lack. */
 bool epo_text_int(const char *text, int *out);

@@ -87,6 +87,12 @@ static epo_status group_create(const epo_engine_group *c, epo_group **out) {
         fake.bootstrap = *c->config.bootstrap;
     GIVE(fake_group());
 }
+static epo_status group_refuse(const epo_engine_group *c, epo_status wrong) {
+    fake.group = *c;
+    snprintf(fake.reason, sizeof fake.reason, "%s", c->reason);
+    fake.refusals++;
+    return fake.refused = wrong;
+}
 static epo_status group_destroy(epo_group *g) { return (void)g, NOTE(); }
 static epo_status group_query(const epo_group *g, epo_group_info *info) {
     (void)g;
@@ -190,6 +196,7 @@ static const epo_engine table = {
     .world_create = world_create,
     .world_destroy = world_destroy,
     .group_create = group_create,
+    .group_refuse = group_refuse,
     .group_destroy = group_destroy,
     .group_query = group_query,
     .group_async_error = group_async_error,

@@ -13,6 +13,8 @@ typedef struct fake_state {
     int calls;
     epo_status fail; /* what the next operations return */
     epo_engine_group group;
+    epo_status refused; /* of group_refuse, which is no call of the program's */
+    int refusals;
     char reason[1100];
     epo_bootstrap bootstrap;
     epo_buffer_config buffer;

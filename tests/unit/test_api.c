@@ -353,6 +353,47 @@ static void a_refusal_is_told(void) {
     CU_ASSERT_EQUAL(t.calls, 2);
 }
 
+/* Without a bootstrap the engine knows the way. */
+static void a_refusal_is_told_by_the_engine(void) {
+    epo_group_config config = EPO_GROUP_CONFIG_INIT;
+    epo_group *group = NULL;
+    start();
+    config.rank = 1;
+    config.ranks = 4;
+    config.chunks = -7;
+    config.timeout_s = 5;
+    REFUSED(epo_group_create(&config, &group), "found -7");
+    CU_ASSERT_EQUAL(fake.refusals, 1);
+    CU_ASSERT_EQUAL(fake.refused, EPO_E_ARG);
+    CU_ASSERT_PTR_NOT_NULL(strstr(fake.reason, "found -7"));
+    CU_ASSERT(fake.group.config.rank == 1 && fake.group.config.ranks == 4);
+    CU_ASSERT_EQUAL(fake.group.config.timeout_s, 5);
+    config.chunks = 0;
+    config.timeout_s = -1;
+    config.threads = fake_world();
+    REFUSED(epo_group_create(&config, &group), "timeout_s");
+    CU_ASSERT_EQUAL(fake.refusals, 2);
+    CU_ASSERT_EQUAL(fake.group.config.timeout_s, 600);
+    CU_ASSERT_PTR_EQUAL(fake.group.config.threads, fake_world());
+    config.timeout_s = 0;
+    REFUSED(epo_group_create(&config, NULL), "out");
+    CU_ASSERT_EQUAL(fake.refusals, 3);
+    setenv("EP_OVERLAP_CHUNKS", "abc", 1);
+    setenv("EP_OVERLAP_TIMEOUT", "7", 1);
+    REFUSED(epo_group_create(&config, &group), "EP_OVERLAP_CHUNKS");
+    CU_ASSERT_EQUAL(fake.refusals, 4);
+    CU_ASSERT_EQUAL(fake.group.config.timeout_s, 7);
+    unsetenv("EP_OVERLAP_CHUNKS");
+    unsetenv("EP_OVERLAP_TIMEOUT");
+    config.rank = 9; /* nobody's place: nothing can be told */
+    REFUSED(epo_group_create(&config, &group), "rank");
+    config.rank = 0;
+    config.ranks = 1; /* nobody waits */
+    config.chunks = -7;
+    REFUSED(epo_group_create(&config, &group), "found -7");
+    CU_ASSERT_EQUAL(fake.refusals, 4);
+}
+
 static void a_communicator_comes_alone(void) {
     epo_group_config config = EPO_GROUP_CONFIG_INIT;
     epo_bootstrap bootstrap = {sizeof bootstrap, NULL, gather_nothing, meet_nobody};
@@ -449,6 +490,7 @@ int main(void) {
         {"structs that were not initialised", structs_without_a_size},
         {"choice of the engine, bootstrap, threads", engine_choice_and_bootstrap},
         {"a refusal is told to those that wait", a_refusal_is_told},
+        {"a refusal is told by the engine", a_refusal_is_told_by_the_engine},
         {"a communicator comes alone", a_communicator_comes_alone},
         {"what is alive is known", what_is_alive_is_known},
         CU_TEST_INFO_NULL,

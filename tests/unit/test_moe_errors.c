@@ -199,6 +199,30 @@ static void group_config_rank(moe_rank *c) {
 
 static void group_config(void) { CU_ASSERT_EQUAL(moe_ranks(2, 20.0, group_config_rank, NULL), 0); }
 
+/* What the API library has refused on one rank is told by the engine. */
+static void group_refused_rank(moe_rank *c) {
+    epo_group *group = NULL;
+    epo_engine_group g = {sizeof g, EPO_GROUP_CONFIG_INIT, "chunks: as told"};
+    g.config.rank = c->rank;
+    g.config.ranks = c->ranks;
+    g.config.threads = c->world;
+    g.config.overlap = EPO_OFF;
+    g.config.delay_wgrad = EPO_OFF;
+    g.config.dispatcher = EPO_DISPATCH_ALLTOALL;
+    g.config.timeout_s = 100;
+    if (c->rank == 1)
+        g.config.chunks = -7;
+    REFUSED(c,
+            c->rank == 1 ? c->engine->group_refuse(&g, EPO_E_ARG)
+                         : c->engine->group_create(&g, &group),
+            EPO_E_ARG, "chunks: as told");
+    EXPECT(c, group == NULL);
+}
+
+static void group_refused(void) {
+    CU_ASSERT_EQUAL(moe_ranks(3, 20.0, group_refused_rank, NULL), 0);
+}
+
 /* ---- one rank's error is all ranks' error ------------------------------------- */
 
 /* What one rank does wrong in epo_plan_create, and what all of them are told. */
@@ -607,6 +631,7 @@ int main(void) {
         {"arguments out of range", arguments},
         {"structs of other headers", versions},
         {"a group's configuration", group_config},
+        {"what the API library refuses is told", group_refused},
         {"one rank's wrong routing is refused on all", plan_errors_reach_all},
         {"one rank's wrong buffer is refused on all", buffer_errors_reach_all},
         {"a buffer of another rank's is another", buffers_that_differ},
