@@ -226,6 +226,11 @@ def check_refused(torch, buffer, rank, device):
     routed = dict(topk_idx=index, topk_weights=weights, is_token_in_rank=layout[3], num_tokens_per_expert=layout[2])
     handle = buffer.dispatch(x, **routed)[4]
     plain = buffer.dispatch(x, is_token_in_rank=layout[3])[4]
+    low = buffer.low_latency_dispatch(x, index, 256, E, use_fp8=False)
+    rows, low = low[0], low[2]
+    fp8 = [x.to(torch.float8_e4m3fn), weights.new_ones(x.shape[0], 2)]  # (a list as well as a tuple)
+    for got, want in zip(buffer.dispatch(fp8, handle=handle)[0], buffer.dispatch(tuple(fp8), handle=handle)[0]):
+        same(torch, "FP8 as a list", got.view(torch.uint8), want.view(torch.uint8))
     for name, part, call in (
             ("odd SMs", "an even number", lambda: buffer.set_num_sms(7)),
             ("experts", "a multiple of", lambda: buffer.get_dispatch_layout(index, E + 1)),
@@ -243,6 +248,17 @@ def check_refused(torch, buffer, rank, device):
             ("ranks as numbers", "torch.bool", lambda: buffer.dispatch(x, **{**routed, "is_token_in_rank": layout[3].int()})),
             ("other experts", "a multiple of", lambda: buffer.dispatch(x, **{**routed, "num_tokens_per_expert": layout[2][1:]})),
             ("alignment", "expert_alignment 0", lambda: buffer.dispatch(x, **routed, expert_alignment=0)),
+            ("half a row", "expert_alignment 1.5", lambda: buffer.dispatch(x, **routed, expert_alignment=1.5)),
+            ("nothing", "rows: found NoneType", lambda: buffer.dispatch(None, **routed)),
+            ("another handle", "found tuple for a handle", lambda: buffer.dispatch(x, handle=(1, 2))),
+            ("half a bias", "a bias None", lambda: buffer.combine(x.new_empty(999, H), handle, bias=(x, None))),
+            ("no room for low latency", "allowed are 0", lambda: buffer.low_latency_dispatch(x[:0], index[:0], 0, E)),
+            ("other sums", "recv_stats", lambda: buffer.low_latency_dispatch(
+                x, index, 256, E, cumulative_local_expert_recv_stats=layout[2].new_zeros(E))),
+            ("no low-latency handle", "found tuple", lambda: buffer.low_latency_combine(rows, index, weights, (1,))),
+            ("other low-latency slots", "topk_idx", lambda: buffer.low_latency_combine(rows, index[1:], weights, low)),
+            ("a short out", "out", lambda: buffer.low_latency_combine(rows, index, weights, low, out=x[1:])),
+            ("a float32 out", "out", lambda: buffer.low_latency_combine(rows, index, weights, low, out=x.float())),
             ("no handle", "needed is that of a dispatch", lambda: buffer.combine(x, None)),
             ("float32 beside weights", "torch.bfloat16 [any, any]",
              lambda: buffer.combine(x.new_empty(999, H, dtype=torch.float32), handle, topk_weights=x.new_empty(999, K))),
@@ -400,6 +416,9 @@ def check_hybrid_refused(torch, buffer, rank, device):
             ("the handle is of", ValueError, lambda: buffer.dispatch_with_permute(hidden=x[1:], handle=handle)),
             ("the handle is of", ValueError, lambda: buffer.combine_with_unpermute(hidden=x[:3], handle=handle)),
             ("a handle is needed", ValueError, lambda: buffer.combine_with_unpermute(hidden=x)),
+            ("a handle is needed", ValueError, lambda: buffer.combine_with_unpermute(hidden=x, handle=())),
+            ("a handle is needed", ValueError, lambda: buffer.dispatch_with_permute(hidden=x, handle=(1,))),
+            ("int64 or int32", ValueError, lambda: buffer.dispatch_with_permute(hidden=x, topk_idx=index + 0.5)),
             ("a number from 0", ValueError, lambda: buffer.dispatch_with_permute(hidden=x, handle=handle, num_permuted_tokens=-1)),
             ("probs", ValueError, lambda: buffer.dispatch_with_permute(hidden=x, handle=handle, probs=weights)),
             ("hidden", ValueError, lambda: buffer.dispatch_with_permute(hidden=x[0], topk_idx=index)),
@@ -413,6 +432,17 @@ def check_hybrid_refused(torch, buffer, rank, device):
                 continue
             raise SystemExit("refused with %r, which lacks %r" % (str(e), part))
         raise SystemExit("accepted, where %r should have been said" % part)
+    # One rank's number that is no expert, beside probs of all: every rank hears of it, none waits for another.
+    wrong = index.clone()
+    if rank == 0:
+        wrong[1, 0] = E + 5
+    try:
+        buffer.dispatch_with_permute(hidden=x, topk_idx=wrong, probs=weights.new_ones(x.shape[0], E))
+    except RuntimeError as e:
+        if "EPO_E_INDEX" not in str(e) or "= %d" % (E + 5) not in str(e):
+            raise SystemExit("a number that is no expert: %r" % str(e))
+    else:
+        raise SystemExit("a number that is no expert: accepted")
 
 
 def check_more_experts(torch, buffer, rank, device):

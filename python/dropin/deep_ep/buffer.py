@@ -229,6 +229,8 @@ class Buffer(LowLatency):
                         per_expert: Optional[torch.Tensor], index: Optional[torch.Tensor],
                         weights: Optional[torch.Tensor], alignment: int) -> None:
         """What is wrong is said before anything is sent."""
+        if handle is not None and not isinstance(handle, Handle):
+            raise ValueError("dispatch: found %s for a handle, needed is that of a dispatch" % type(handle).__name__)
         pack.need("dispatch", "x", rows, (-1, -1))
         tokens, slots = rows.shape[0], 0 if index is None else index.shape[-1]
         if index is not None and handle is None and (
@@ -251,8 +253,8 @@ class Buffer(LowLatency):
         if index is not None and per_expert is not None and per_expert.numel() % self.group_size != 0:
             raise ValueError("dispatch: found num_tokens_per_expert of %d experts, needed is a multiple of %d ranks" % (
                 per_expert.numel(), self.group_size))
-        if alignment < 1:
-            raise ValueError("dispatch: found expert_alignment %d, allowed is a number from 1" % alignment)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ValueError("dispatch: found expert_alignment %s, allowed is a number from 1" % alignment)
 
     def dispatch(self, x: Any, handle: Optional[Handle] = None, num_tokens_per_rank: Any = None,
                  num_tokens_per_rdma_rank: Any = None, is_token_in_rank: Optional[torch.Tensor] = None,
@@ -291,7 +293,7 @@ class Buffer(LowLatency):
             return (*restore(out, as_tuple=True), index, kept, counts, way if handle is None else None)
 
         with torch.no_grad():
-            inputs = (*(x if isinstance(x, tuple) else (x,)), topk_idx, topk_weights, is_token_in_rank)
+            inputs = (*(x if isinstance(x, (tuple, list)) else (x,)), topk_idx, topk_weights, is_token_in_rank)
             out, event = on_stream(self._comm, inputs, previous_event, async_finish, work,
                                    self._laid if is_token_in_rank is not None else None)
         return (out[0] if isinstance(x, torch.Tensor) else out[:2], *out[-4:], event)
@@ -312,8 +314,10 @@ class Buffer(LowLatency):
         pack.need("combine", "topk_weights", topk_weights, (-1, handle.top_k))
         if x.shape[0] < handle.rows or topk_weights is not None and topk_weights.shape[0] < handle.rows:
             raise ValueError("combine: found %d rows, the handle is of %d" % (x.shape[0], handle.rows))
-        biases = () if bias is None else bias if isinstance(bias, tuple) else (bias,)
+        biases = () if bias is None else tuple(bias) if isinstance(bias, (tuple, list)) else (bias,)
         for b in biases:
+            if not isinstance(b, torch.Tensor):
+                raise ValueError("combine: found a bias %r, needed are one or two tensors" % (b,))
             if b.shape != (handle.tokens, x.shape[1]):
                 raise ValueError("combine: found a bias %s, needed is [%d, %d]" % (
                     list(b.shape), handle.tokens, x.shape[1]))

@@ -31,7 +31,8 @@ class Way:
     def with_probs(self, probs: torch.Tensor) -> "Way":
         """The same routing with other weights, probs [T, E]."""
         used = self.experts >= 0
-        weights = probs.gather(1, self.experts.clamp(min=0)).to(torch.float32)
+        # (a number that is no expert is told to all ranks by the plan; here it would end this one, or its GPU's context)
+        weights = probs.gather(1, self.experts.clamp(0, max(0, probs.shape[1] - 1))).to(torch.float32)
         return Way(self.experts, torch.where(used, weights, 0.0), self.align, self.local)
 
 
@@ -129,6 +130,8 @@ class HybridEPBuffer:
             raise ValueError("dispatch_with_permute: found topk_idx %s, needed is routing_map bool [%d, %d], topk_idx "
                              "[%d, K] (-1: unused), or a handle" % (
                                  None if topk_idx is None else list(topk_idx.shape), tokens, experts, tokens))
+        if topk_idx.dtype not in (torch.int32, torch.int64):
+            raise ValueError("dispatch_with_permute: found topk_idx of %s, needed is int64 or int32" % topk_idx.dtype)
         index = topk_idx.to(torch.int64).contiguous()
         way = Way(index, None if topk_weights is None else topk_weights.to(torch.float32).contiguous(), align, local)
         return way if probs is None else way.with_probs(probs)
@@ -162,6 +165,8 @@ class HybridEPBuffer:
         if num_permuted_tokens is not None and int(num_permuted_tokens) < 0:
             raise ValueError("dispatch_with_permute: found num_permuted_tokens %d, allowed is a number from 0" % num_permuted_tokens)
         if handle is not None:
+            if not handle or not isinstance(handle[0], Way):
+                raise ValueError("dispatch_with_permute: found %r, a handle is needed, of a dispatch_with_permute" % (handle,))
             pack.need("dispatch_with_permute", "probs", probs, (handle[0].experts.shape[0], handle[2]))
         with torch.no_grad():
             if handle is None:
@@ -199,8 +204,8 @@ class HybridEPBuffer:
         """rows by expert bf16 [N, H] (or as many as came out) -> [T, H], the unweighted sum in float32, rounded once;
         probs float32 [N] -> float32 [T, E] (0 where a token has no such expert) or None. Raises as the dispatch.
         [collective]"""
-        if handle is None:
-            raise ValueError("combine_with_unpermute: a handle is needed")
+        if not handle or not isinstance(handle[0], Way):
+            raise ValueError("combine_with_unpermute: found %r, a handle is needed, of a dispatch_with_permute" % (handle,))
         way = handle[0]
         with torch.no_grad():
             plan = self._plan(way, hidden.shape[1], hidden.dtype)

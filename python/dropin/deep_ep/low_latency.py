@@ -88,13 +88,14 @@ class LowLatency:
             raise ValueError("low_latency_dispatch: found %d experts, needed is a multiple of %d ranks" % (num_experts, ranks))
         if async_finish and return_recv_hook:
             raise ValueError("low_latency_dispatch: async_finish and return_recv_hook exclude each other")
-        if t > most or x.dtype != torch.bfloat16:
+        if most < 1 or t > most or x.dtype != torch.bfloat16:
             raise ValueError("low_latency_dispatch: found %d tokens of %s, allowed are %d (num_max_dispatch_tokens_"
                              "per_rank) of bfloat16" % (t, x.dtype, most))
         if use_fp8 and h % 128 != 0 or use_ue8m0 and (h % 512 != 0 or not round_scale):
             raise ValueError("low_latency_dispatch: found hidden %d, round_scale %s; use_fp8 needs a multiple of 128, "
                              "use_ue8m0 one of 512 and round_scale" % (h, round_scale))
         local = num_experts // ranks
+        pack.need("low_latency_dispatch", "cumulative_local_expert_recv_stats", cumulative_local_expert_recv_stats, (local,))
         handle = LowLatencyHandle(topk_idx.contiguous(), most, num_experts, h)
         with torch.no_grad():
             rows, restore = pack.as_rows(quantize(x, round_scale) if use_fp8 else x)
@@ -125,8 +126,13 @@ class LowLatency:
         """x bf16 [E / R, M * R, H], topk_idx of the dispatch, topk_weights float32 [T, K] -> the sum of each token's
         rows times their weights, in float32, bf16 [T, H]; event, hook. use_logfmt and zero_copy change how DeepEP
         moves bytes and nothing here; combine_wait_recv_cost_stats is left as it is. [collective]"""
-        h = handle.hidden
-        pack.need("low_latency_combine", "topk_weights", topk_weights, tuple(handle.topk_idx.shape))
+        if not isinstance(handle, LowLatencyHandle):
+            raise ValueError("low_latency_combine: found %s for a handle, needed is that of a low_latency_dispatch" %
+                             type(handle).__name__)
+        h, slots = handle.hidden, tuple(handle.topk_idx.shape)
+        pack.need("low_latency_combine", "topk_idx", topk_idx, slots)
+        pack.need("low_latency_combine", "topk_weights", topk_weights, slots)
+        pack.need("low_latency_combine", "out", out, (slots[0], h), torch.bfloat16)
         if async_finish and return_recv_hook:
             raise ValueError("low_latency_combine: async_finish and return_recv_hook exclude each other")
         pack.need("low_latency_combine", "x", x,

@@ -44,6 +44,8 @@ def as_rows(x: Any) -> Tuple[torch.Tensor, Callable[..., Any]]:
     (data [T, H] of 1 byte, scales [T, S] of 4), whose bytes travel as bf16 columns, whole 16 bytes a row."""
     if isinstance(x, torch.Tensor):
         return x, lambda rows, as_tuple=False: (rows,) if as_tuple else rows
+    if not isinstance(x, (tuple, list)) or len(x) != 2 or not all(isinstance(part, torch.Tensor) for part in x):
+        raise ValueError("rows: found %s, needed is a tensor, or FP8's (data, scales)" % type(x).__name__)
     data, scales = x
     if data.dim() != 2 or scales.dim() != 2 or data.element_size() != 1 or scales.element_size() != 4 or (
             data.shape[0] != scales.shape[0]):
