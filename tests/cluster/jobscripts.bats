@@ -211,3 +211,29 @@ export LAUNCH=torchrun ARMS=overlap+wgrad; $(job megatron-bridge -n4 --ntasks-pe
     has 'job rc 0'
     for rank in 0 1 2 3; do line "^stand-in rank $rank of 4, .*: $given.*[[]comm_overlap.delay_wgrad_compute=true]"; done
 }
+
+@test "sbatch --export=PATH, more tasks a node, a requeued job: nothing is lost, doubled or old" {
+    stand_ins
+    cluster -- "$(job megatron-lm -n4 --ntasks-per-node=2 --gpus-per-node=0 --export=PATH -- "$megatron"); cat megatron-*-overlap.log
+echo == preflight
+$(job preflight -n8 --ntasks-per-node=4 --)
+cat ep-preflight-*/*.txt | grep '^  engines '
+echo == again
+mkdir -m 777 ep-ab-3; printf ' iteration 3/ 8 | of the run before |\\n' | tee ep-ab-3/overlap.log ep-ab-3/overlap+wgrad.log; chmod 666 ep-ab-3/*
+printf '#!/bin/bash\\n[[ \$* != *--ep-overlap=on* ]] || exit 1\\nexec $(command -v srun) \"\$@\"\\n' >\$work/bin/srun
+chmod 755 \$work/bin/srun; PATH=\$work/bin:\$PATH
+$(job ab-correctness -n2 --); ls ep-ab-3"
+    between '' '== preflight'
+    has 'job rc 0'
+    for rank in 0 1 2 3; do line "^stand-in rank $rank of 4, local $((rank % 2)), n1: "; done
+    has '--overlap-moe-expert-parallel-comm]'
+    between '== preflight' '== again'
+    has 'preflight: go ahead'
+    has_not 'differs from'
+    has_not "can't honor --ntasks-per-node"
+    times 2 '^  engines '
+    between '== again' ''
+    has 'overlap: ended with status 1'
+    line '^baseline.log$'
+    has_not $'\noverlap.log'
+}
