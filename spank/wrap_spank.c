@@ -19,6 +19,7 @@
 #include <slurm/slurm.h>
 
 #define ENV_MAX ((size_t)4 << 20)
+#define AFTER_KILL_MS 200 /* what is stuck in a file system does not end at once */
 
 static int real_get_number(spank_t spank, spank_item_t item, uint32_t *value) {
     return spank_get_item(spank, item, value) == ESPANK_SUCCESS ? 0 : -1;
@@ -121,21 +122,38 @@ static void real_task_say(const char *line) {
     }
 }
 
-/* Waits for a child, at most `timeout_ms`, then kills it. */
-static int wait_child(pid_t child, int timeout_ms) {
+static int64_t now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* True when the child has ended within the limit. */
+static bool wait_end(pid_t child, int timeout_ms, int *status) {
     const struct timespec pause = {0, 5000000};
-    int status = 0;
-    for (int waited = 0; waited < timeout_ms; waited += 5) {
-        pid_t got = waitpid(child, &status, WNOHANG);
+    int64_t limit_ms = now_ms() + timeout_ms;
+    for (;;) {
+        pid_t got = waitpid(child, status, WNOHANG);
         if (got == child)
-            return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-        if (got < 0 && errno != EINTR)
-            return -1;
+            return true;
+        if (got < 0 && errno != EINTR) {
+            *status = -1; /* somebody else has taken it */
+            return true;
+        }
+        if (now_ms() >= limit_ms)
+            return false;
         nanosleep(&pause, NULL);
     }
+}
+
+/* Waits for a child, at most `timeout_ms`, then kills it.  One that is stuck in a file system
+ * does not end by that, and is left behind. */
+static int wait_child(pid_t child, int timeout_ms) {
+    int status = 0;
+    if (wait_end(child, timeout_ms, &status))
+        return status != -1 && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
     kill(child, SIGKILL);
-    while (waitpid(child, &status, 0) < 0 && errno == EINTR)
-        ;
+    (void)wait_end(child, AFTER_KILL_MS, &status);
     return -1;
 }
 

@@ -3,6 +3,7 @@
  * test_spank_hooks.c - plugin.c and wrap_spank.c as Slurm loads them, over a few
  * functions of Slurm's own that this file stands in for.
  */
+#define _GNU_SOURCE /* unshare */
 #include "context.h"
 #include "listed.h"
 #include "unit.h"
@@ -10,12 +11,17 @@
 #include "core/names.h"
 
 #include <gnu/libc-version.h>
+#include <sched.h>
+#include <signal.h>
 #include <slurm/slurm.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 /* ---- Slurm --------------------------------------------------------------- */
@@ -324,6 +330,49 @@ static void programs_run_within_their_limit(void) {
     CU_ASSERT_EQUAL(waitpid(-1, NULL, WNOHANG), -1); /* nobody is left */
 }
 
+/* One more process of the namespace, whose parent does not ask for its end. */
+static void add_orphan(int number) {
+    (void)number;
+    if (syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0) == 0)
+        for (;;)
+            pause();
+}
+
+/* The program is the first of its own process namespace: killed, it lasts until nobody is left
+ * there.  So does one that waits for a file system. */
+static void run_what_outlives_its_kill(void) {
+    char *none[] = {NULL};
+    char *hanging[] = {(char *)(uintptr_t) "/bin/sleep", (char *)(uintptr_t) "600", NULL};
+    const struct sigaction act = {.sa_handler = add_orphan};
+    const struct itimerval soon = {.it_value = {0, 50000}};
+    if (unshare(CLONE_NEWPID) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0)
+        _exit(77);
+    sigaction(SIGALRM, &act, NULL);
+    setitimer(ITIMER_REAL, &soon, NULL);
+    int status = wrap_spank_real.run(hanging, none, 300, NULL, 0);
+    _exit(status == -1 && waitpid(-1, NULL, WNOHANG) >= 0 ? 0 : 1);
+}
+
+static void a_program_that_outlives_its_kill_is_left_behind(void) {
+    const struct timespec moment = {0, 10000000};
+    int status = 0;
+    pid_t child = fork(), got = 0;
+    if (child == 0)
+        run_what_outlives_its_kill();
+    for (int i = 0; i < 1000 && (got = waitpid(child, &status, WNOHANG)) == 0; i++)
+        nanosleep(&moment, NULL);
+    if (got == 0) {
+        kill(child, SIGKILL);
+        waitpid(child, &status, 0);
+        CU_FAIL("the wait for a killed program has no end");
+        return;
+    }
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+        puts("\n    left out: no process namespaces here");
+    else
+        CU_ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 int main(void) {
 #define TEST(name)                                                                                 \
     { #name, name }
@@ -337,6 +386,7 @@ int main(void) {
                                  TEST(arguments_end_where_they_end),
                                  TEST(groups_include_the_primary_one),
                                  TEST(programs_run_within_their_limit),
+                                 TEST(a_program_that_outlives_its_kill_is_left_behind),
                                  CU_TEST_INFO_NULL};
     return unit_run("spank hooks", tests);
 }
