@@ -250,3 +250,41 @@ END
     grep -q "^  plugin *$here/lib/slurm/ep_overlap.so, in $here/etc/other," <<<"$output"
     [[ $output != *WARNING* ]]
 }
+
+@test "check: a plugstack.conf that is no file, or has no end, and a slurmd that never ends hold up nothing" {
+    site '* h100 8'
+    local here kind
+    here=$(pwd -P)
+    mkdir -p etc bin
+    export SLURM_CONF=$here/etc/slurm.conf
+    mkfifo etc/pipe
+    for kind in "cp -a etc/pipe" "truncate -s 20G" "ln -s /dev/zero"; do
+        rm -f etc/plugstack.conf && $kind etc/plugstack.conf
+        run timeout 30 "$tool" check --config "$here/site.conf"
+        [ "$status" != 124 ]
+        has ', in no plugstack.conf,'
+    done
+    rm -f etc/plugstack.conf && printf 'include pipe\noptional ep_overlap.so\n' >etc/plugstack.conf
+    mkfifo etc/slurm.conf
+    printf '#!/bin/sh\necho slurm 23.11.4\nexec sleep 60\n' >bin/slurmd && chmod +x bin/slurmd
+    PATH=$here/bin:$PATH run timeout 30 "$tool" check --config "$here/site.conf"
+    [ "$status" != 124 ]
+    has ", in $here/etc/plugstack.conf,"
+}
+
+@test "check: a word behind the plugin in plugstack.conf that it does not know breaks requests, and is told" {
+    site '* h100 8'
+    local here
+    here=$(pwd -P)
+    mkdir -p etc
+    export SLURM_CONF=$here/etc/slurm.conf
+    echo "optional ep_overlap.so conf=$here/site.conf mode=fast # a pilot" >etc/plugstack.conf
+    run timeout 100 "$tool" check
+    [ "$status" = 1 ]
+    has '    ERROR: plugstack.conf: found "mode=fast", allowed is conf=FILE'
+    check # a file that is asked about
+    [[ $output != *mode=fast* ]]
+    sed -i 's/mode=fast//' etc/plugstack.conf # what stands behind # is no word
+    run timeout 100 "$tool" check
+    [ "$status" = 0 ]
+}

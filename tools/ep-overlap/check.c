@@ -57,10 +57,14 @@ static int parse_options(int argc, char **argv, check *c) {
 }
 
 static void load_config(check *c, const struct epo_trust *trust) {
+    bool own_line = c->config_path == NULL; /* --config asks about a file */
     bool named = c->config_path != NULL || c->versions.config[0] != '\0';
     if (c->config_path == NULL)
         c->config_path = c->versions.config[0] != '\0' ? c->versions.config : EP_CONFIG;
-    if (epo_config_load(c->config_path, named, trust, &c->config) != EPO_OK)
+    if (own_line && c->versions.argument[0] != '\0') /* as the plugin says it */
+        snprintf(c->config_error, sizeof c->config_error,
+                 "plugstack.conf: found \"%.128s\", allowed is conf=FILE", c->versions.argument);
+    else if (epo_config_load(c->config_path, named, trust, &c->config) != EPO_OK)
         snprintf(c->config_error, sizeof c->config_error, "%s", epo_fail_text());
 }
 

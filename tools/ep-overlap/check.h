@@ -16,7 +16,8 @@
 typedef struct check_versions {
     char plugin[CHECK_PATH]; /* by plugstack.conf, else where it was installed */
     char plugstack[CHECK_PATH], config[CHECK_PATH]; /* the file, and its conf= */
-    int listed; /* lines of plugstack.conf with it: the last one counts */
+    char argument[CHECK_PATH]; /* a word of that line that the plugin does not know */
+    int listed;                /* lines of plugstack.conf with it: the last one counts */
     char built_for[32], slurm[64];
     bool mismatch;            /* major.minor differ */
     char engines[CHECK_PATH]; /* the folder that they are looked for in */

@@ -17,11 +17,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define COMMAND_MS 5000
-#define NESTING 4 /* of include lines */
+#define NESTING 4        /* of include lines */
+#define LINES_MAX 100000 /* of a file; no Slurm has that many */
 
 extern char **environ;
 
@@ -36,6 +39,16 @@ bool check_own_file(const char *relative, const char *compiled, char path[CHECK_
     return snprintf(path, CHECK_PATH, "%s", compiled) < CHECK_PATH && access(path, R_OK) == 0;
 }
 
+/* A configuration file of Slurm's, as a pipe or a device never is. */
+static FILE *open_lines(const char *path) {
+    struct stat info;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    FILE *file = fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode) ? fdopen(fd, "r") : NULL;
+    if (file == NULL && fd >= 0)
+        close(fd);
+    return file;
+}
+
 /* "optional /path/ep_overlap.so conf=/path": when the line is about us, it counts more than one
  * before. */
 static void read_line(char *line, const char *path, check_versions *v) {
@@ -45,12 +58,14 @@ static void read_line(char *line, const char *path, check_versions *v) {
     if (plugin == NULL || strcmp(probe_base(plugin), "ep_overlap.so") != 0)
         return;
     v->listed++;
-    v->config[0] = '\0';
+    v->config[0] = v->argument[0] = '\0';
     snprintf(v->plugstack, sizeof v->plugstack, "%s", path);
     snprintf(v->plugin, sizeof v->plugin, "%s", plugin[0] == '/' ? plugin : "");
     for (char *word; (word = strtok_r(NULL, " \t\r\n", &rest)) != NULL;)
         if (strncmp(word, "conf=", 5) == 0)
             snprintf(v->config, sizeof v->config, "%s", word + 5);
+        else if (v->argument[0] == '\0')
+            snprintf(v->argument, sizeof v->argument, "%s", word);
 }
 
 static void read_plugstack(const char *path, int depth, check_versions *v);
@@ -73,18 +88,19 @@ static void read_included(const char *folder, const char *pattern, int depth, ch
 
 static void read_plugstack(const char *path, int depth, check_versions *v) {
     char line[CHECK_PATH], folder[CHECK_PATH];
-    FILE *file = fopen(path, "re");
+    FILE *file = open_lines(path);
     if (file == NULL)
         return;
     snprintf(folder, sizeof folder, "%s", path);
     probe_up(folder);
-    while (fgets(line, sizeof line, file) != NULL) {
+    for (int read = 0; read < LINES_MAX && fgets(line, sizeof line, file) != NULL; read++) {
+        line[strcspn(line, "#")] = '\0'; /* a comment, behind words too */
         char *at = line + strspn(line, " \t");
         if (strncmp(at, "include", 7) == 0 && (at[7] == ' ' || at[7] == '\t')) {
             at += 8 + strspn(at + 8, " \t");
             at[strcspn(at, " \t\r\n")] = '\0';
             read_included(folder, at, depth, v);
-        } else if (at[0] != '#') {
+        } else {
             read_line(at, path, v);
         }
     }
@@ -95,9 +111,10 @@ static void read_plugstack(const char *path, int depth, check_versions *v) {
 static bool read_slurm_conf(const char *path, char plugstack[CHECK_PATH]) {
     static const char key[] = "PlugStackConfig";
     char line[CHECK_PATH];
-    FILE *file = fopen(path, "re");
+    FILE *file = open_lines(path);
     bool found = false;
-    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+    for (int read = 0; file != NULL && read < LINES_MAX && fgets(line, sizeof line, file) != NULL;
+         read++) {
         const char *at = line + strspn(line, " \t");
         if (strncasecmp(at, key, sizeof key - 1) != 0)
             continue;
@@ -139,6 +156,22 @@ static void find_plugstack(check_versions *v) {
         (void)read_folder(*f, v);
 }
 
+/* True when the child has ended within the limit; else it is killed. */
+static bool wait_end(pid_t child, int *status) {
+    const struct timespec pause = {0, 1000000};
+    struct timespec now, begin;
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    do {
+        pid_t got = waitpid(child, status, WNOHANG);
+        if (got != 0 && !(got < 0 && errno == EINTR))
+            return got == child;
+        nanosleep(&pause, NULL);
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    } while (now.tv_sec - begin.tv_sec <= COMMAND_MS / 1000);
+    kill(child, SIGKILL);
+    return false;
+}
+
 /* The first line that the command prints; false when it fails or takes too long. */
 static bool ask(const char *program, char *text, size_t room) {
     char *arguments[] = {(char *)(uintptr_t)program, (char *)(uintptr_t) "-V", NULL};
@@ -168,9 +201,8 @@ static bool ask(const char *program, char *text, size_t room) {
         return false;
     if (got <= 0)
         kill(child, SIGKILL);
-    while (waitpid(child, &status, 0) < 0 && errno == EINTR)
-        ;
-    return got > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    bool ended = wait_end(child, &status);
+    return got > 0 && ended && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
 void check_versions_find(check_versions *v) {
