@@ -26,6 +26,19 @@ files() { (cd "$1" && find . ! -type d | sort); }
     [ -z "$output" ]
 }
 
+@test "README's links to pages, and theirs to each other, lead somewhere where they are installed" {
+    make -s -C "$build" install DESTDIR="$PWD/plain" >plain.log 2>&1
+    readme=$(find plain -path '*/doc/*' -name README.md)
+    [ -n "$readme" ]
+    doc=${readme%/README.md}
+    { grep -oE '\]\(docs/[^)#]+' "$readme" | sed 's|](|./|' &&
+        grep -hoE '\]\([^)#:]+' "$doc"/docs/*.md | sed 's|](|docs/|'; } | sort -u >links
+    [ "$(wc -l <links)" -ge 12 ]
+    while read -r link; do
+        [ -e "$doc/$link" ] || { echo "leads nowhere: $link" && false; }
+    done <links
+}
+
 @test "modules have no libtool archive beside them, programs no absolute path in them" {
     make -s -C "$build" install DESTDIR="$PWD/plain" >plain.log 2>&1
     run find plain -name '*.la' ! -name libep_overlap.la

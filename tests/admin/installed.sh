@@ -50,6 +50,7 @@ in_cluster /usr/share/ep-overlap/samples/node-health.sh
 check "the node health sample finds the node fit" [ "$status" = 0 ]
 check "the toolkit runs" quietly ep-overlap explain OVL-006
 check "the man pages are there" test -e /usr/share/man/man8/ep_overlap.8.gz -a -e /usr/share/man/man5/ep_overlap.conf.5.gz
+check "README's links to pages lead there" sh -c 'cd /usr/share/doc/ep-overlap && grep -q "](docs/admin.md)" README.md && test -e docs/admin.md -a -e docs/overlap.svg'
 check "root alone can write the configuration" [ "$(stat -c %U%a /etc/ep_overlap.conf)" = root644 ]
 
 echo 'version = 1; policy = ( { action = "deny"; message = "not yet"; } );' >/etc/ep_overlap.conf

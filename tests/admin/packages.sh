@@ -39,7 +39,7 @@ without() { command -v "$1" >/dev/null || { echo "left out, $1 is not installed:
 normal() {
     sed -E 's|^\./|/|; s|^/usr/local/|/usr/|; s|^/usr/etc/|/etc/|
         s|^/usr/lib64/|LIB/|; s|^/usr/lib/[^/]+-linux-gnu/|LIB/|; s|^/usr/lib/([^/]*ep[-_]overlap\|slurm\|pkgconfig)|LIB/\1|
-        s|^LIB/slurm(-wlm)?/|PLUGINS/|; s|(/man[1-9]/.*)\.gz$|\1|; s|(/doc/.*\.md)\.gz$|\1|' |
+        s|^LIB/slurm(-wlm)?/|PLUGINS/|; s|(/man[1-9]/.*)\.gz$|\1|' |
         grep -vE '\.la$|/\.build-id|/share/licenses/|/share/doc/[^/]*/(copyright|changelog\.Debian\.gz)$' | sort -u
 }
 files_of_deb() { for package in "$output"/deb/*.deb; do [[ $package == *-dbgsym_* ]] || dpkg-deb -c "$package" | awk '$1 !~ /^d/ { print $6 }'; done | normal; }
