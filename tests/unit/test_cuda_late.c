@@ -22,7 +22,9 @@ enum { MOST = 2, CALLS = 2 * GPU_LATE_FETCHES };
 
 static const epo_engine *engine;
 
-typedef struct member {
+typedef struct member member;
+struct member {
+    void (*play)(member *m, epo_backend *be, epo_queue *q);
     epo_world *world;
     int rank, ranks;
     bool made, polls_cpu;
@@ -32,7 +34,7 @@ typedef struct member {
     int calls; /* of gpu_late_fetch, before a failure that the GPU does not hear of; 0: it does */
     pthread_barrier_t *both; /* ranks that fail at the same time */
     bool unsure;             /* the error says that results may not be NaN */
-} member;
+};
 
 static long fetches(epo_queue *q, int calls, bool *ok) {
     fake_cuda_count();
@@ -41,6 +43,30 @@ static long fetches(epo_queue *q, int calls, bool *ok) {
     return fake_cuda_counted("a kernel");
 }
 
+static void fetch_and_fail(member *m, epo_backend *be, epo_queue *q) {
+    q->capture = 1;
+    m->captured = fetches(q, CALLS, &m->made);
+    q->capture = 0;
+    m->fetched = fetches(q, CALLS, &m->made);
+    m->polls_cpu = gpu_late_poll(be) == be->late_seen;
+    m->before = *be->late_cpu;
+    gpu_break(be, EPO_E_SYSTEM, "as told");
+    m->after = *be->late_cpu;
+    m->told = gpu_late(be);
+}
+
+static void fail_unheard(member *m, epo_backend *be, epo_queue *q) {
+    (void)fetches(q, m->calls, &m->made);
+    pthread_barrier_wait(m->both);
+    fake_cuda_busy(FAKE_ALL);
+    gpu_break(be, EPO_E_TIMEOUT, "as told");
+    pthread_barrier_wait(m->both);
+    fake_cuda_busy(FAKE_IDLE);
+    m->told = gpu_late(be);
+    m->unsure = strstr(engine->error(), "as told; the results behind it may hold rows") != NULL;
+}
+
+/* A rank's group and a queue of it, for what it plays. */
 static void *member_main(void *arg) {
     member *m = arg;
     const epo_backend_ops *ops = epo_backend_get();
@@ -51,42 +77,8 @@ static void *member_main(void *arg) {
     cudaSetDevice(m->rank);
     m->made =
         ops->open(&config, &be) == EPO_OK && ops->queue_create(be, EPO_QUEUE_COMPUTE, &q) == EPO_OK;
-    if (m->made) {
-        q->capture = 1;
-        m->captured = fetches(q, CALLS, &m->made);
-        q->capture = 0;
-        m->fetched = fetches(q, CALLS, &m->made);
-        m->polls_cpu = gpu_late_poll(be) == be->late_seen;
-        m->before = *be->late_cpu;
-        gpu_break(be, EPO_E_SYSTEM, "as told");
-        m->after = *be->late_cpu;
-        m->told = gpu_late(be);
-    }
-    ops->queue_destroy(be, q);
-    ops->close(be, true);
-    return NULL;
-}
-
-static void *deaf_main(void *arg) {
-    member *m = arg;
-    const epo_backend_ops *ops = epo_backend_get();
-    const epo_backend_config config = {
-        .rank = m->rank, .ranks = m->ranks, .threads = m->world, .timeout_s = 50, .warn_s = 50};
-    epo_backend *be = NULL;
-    epo_queue *q = NULL;
-    cudaSetDevice(m->rank);
-    m->made =
-        ops->open(&config, &be) == EPO_OK && ops->queue_create(be, EPO_QUEUE_COMPUTE, &q) == EPO_OK;
-    if (m->made) {
-        (void)fetches(q, m->calls, &m->made);
-        pthread_barrier_wait(m->both);
-        fake_cuda_busy(FAKE_ALL);
-        gpu_break(be, EPO_E_TIMEOUT, "as told");
-        pthread_barrier_wait(m->both);
-        fake_cuda_busy(FAKE_IDLE);
-        m->told = gpu_late(be);
-        m->unsure = strstr(engine->error(), "as told; the results behind it may hold rows") != NULL;
-    }
+    if (m->made)
+        m->play(m, be, q);
     ops->queue_destroy(be, q);
     ops->close(be, true);
     return NULL;
@@ -100,7 +92,7 @@ static void play(int ranks, const char *connections, long captured, long fetched
         unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
     epo_world *world = cuda_ranks_world(engine, ranks, true, false);
     for (int r = 0; r < ranks; r++)
-        m[r] = (member){.world = world, .rank = r, .ranks = ranks};
+        m[r] = (member){fetch_and_fail, .world = world, .rank = r, .ranks = ranks};
     cuda_ranks_run(engine, world, ranks, member_main, m, sizeof *m);
     for (int r = 0; r < ranks; r++) {
         CU_ASSERT_FATAL(m[r].made);
@@ -136,8 +128,9 @@ static void play_deaf(int calls, const char *connections, bool unsure) {
     member m[2];
     pthread_barrier_init(&both, NULL, 2);
     for (int r = 0; r < 2; r++)
-        m[r] = (member){.world = world, .rank = r, .ranks = 2, .calls = calls, .both = &both};
-    cuda_ranks_run(engine, world, 2, deaf_main, m, sizeof *m);
+        m[r] = (member){fail_unheard, .world = world, .rank = r,
+                        .ranks = 2,   .calls = calls, .both = &both};
+    cuda_ranks_run(engine, world, 2, member_main, m, sizeof *m);
     for (int r = 0; r < 2; r++) {
         CU_ASSERT_FATAL(m[r].made);
         CU_ASSERT_EQUAL(m[r].told, EPO_E_TIMEOUT);
