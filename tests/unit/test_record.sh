@@ -53,7 +53,7 @@ job() { # NAME WHAT STEPS [NAME=VALUE...]: output in $work/NAME.{out,err,log,sta
     while [ $left -gt 0 ]; do
         rm -rf "${work:?}/$name" "$work/$name.log"
         mkdir -p "$work/$name"
-        timeout 60 env RANK=0 WORLD_SIZE=1 LD_LIBRARY_PATH="$work" LD_PRELOAD="$library" EP_OVERLAP_INTERPOSE=observe \
+        timeout -k 5 60 env RANK=0 WORLD_SIZE=1 LD_LIBRARY_PATH="$work" LD_PRELOAD="$library" EP_OVERLAP_INTERPOSE=observe \
             EP_OVERLAP_RECORD="$work/$name" FAKE_CUPTI_LOG="$work/$name.log" "$@" "$work/job" "$what" "$steps" \
             >"$work/$name.out" 2>"$work/$name.err"
         echo $? >"$work/$name.status"
