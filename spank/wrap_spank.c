@@ -6,6 +6,8 @@
 #define _GNU_SOURCE /* pipe2, program_invocation_short_name */
 #include "wrap_spank.h"
 
+#include "core/child.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -13,7 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <slurm/slurm.h>
@@ -122,38 +123,14 @@ static void real_task_say(const char *line) {
     }
 }
 
-static int64_t now_ms(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
-/* True when the child has ended within the limit. */
-static bool wait_end(pid_t child, int timeout_ms, int *status) {
-    const struct timespec pause = {0, 5000000};
-    int64_t limit_ms = now_ms() + timeout_ms;
-    for (;;) {
-        pid_t got = waitpid(child, status, WNOHANG);
-        if (got == child)
-            return true;
-        if (got < 0 && errno != EINTR) {
-            *status = -1; /* somebody else has taken it */
-            return true;
-        }
-        if (now_ms() >= limit_ms)
-            return false;
-        nanosleep(&pause, NULL);
-    }
-}
-
 /* Waits for a child, at most `timeout_ms`, then kills it.  One that is stuck in a file system
  * does not end by that, and is left behind. */
 static int wait_child(pid_t child, int timeout_ms) {
     int status = 0;
-    if (wait_end(child, timeout_ms, &status))
+    if (epo_child_ended(child, epo_child_clock() + timeout_ms, &status))
         return status != -1 && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
     kill(child, SIGKILL);
-    (void)wait_end(child, AFTER_KILL_MS, &status);
+    (void)epo_child_ended(child, epo_child_clock() + AFTER_KILL_MS, &status);
     return -1;
 }
 

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE /* pipe2 */
 #include "core/probe_run.h"
 
+#include "core/child.h"
 #include "core/probe_record.h"
 #include "core/sanitized.h"
 #include "core/text.h"
@@ -18,7 +19,6 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #define PIPE_END 3        /* where the probe writes */
@@ -168,18 +168,12 @@ static void become_probe(const struct epo_probe_request *request, const struct s
     _exit(126);
 }
 
-static int64_t now_ms(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
 /* Bytes read until the end of the pipe; SIZE_MAX when the limit came before a record. */
 static size_t read_record(int fd, struct epo_probe_record *record, int64_t limit_ms) {
     char *into = (char *)record, spare;
     size_t have = 0;
     for (;;) {
-        int64_t left = limit_ms - now_ms();
+        int64_t left = limit_ms - epo_child_clock();
         struct pollfd wait = {.fd = fd, .events = POLLIN};
         if (left <= 0)
             return have == sizeof *record ? have : SIZE_MAX;
@@ -195,24 +189,6 @@ static size_t read_record(int fd, struct epo_probe_record *record, int64_t limit
         have += (size_t)got;
         if (have > sizeof *record)
             return have;
-    }
-}
-
-/* True when the child has ended within the limit; `*status` is -1 where somebody
- * else has taken its status. */
-static bool wait_end(pid_t child, int64_t limit_ms, int *status) {
-    const struct timespec pause = {0, 1000000};
-    for (;;) {
-        pid_t got = waitpid(child, status, WNOHANG);
-        if (got == child)
-            return true;
-        if (got < 0 && errno != EINTR) {
-            *status = -1;
-            return true;
-        }
-        if (now_ms() >= limit_ms)
-            return false;
-        nanosleep(&pause, NULL);
     }
 }
 
@@ -242,7 +218,7 @@ static epo_status run(const struct epo_probe_request *request, const struct star
     int ends[2], status = -1;
     if (pipe2(ends, O_CLOEXEC) != 0)
         return epo_fail(EPO_E_SYSTEM, "no pipe for the probe: %s", strerror(errno));
-    int64_t limit_ms = now_ms() + request->timeout_ms;
+    int64_t limit_ms = epo_child_clock() + request->timeout_ms;
     pid_t child = fork();
     if (child == 0)
         become_probe(request, start, ends[1]);
@@ -255,11 +231,11 @@ static epo_status run(const struct epo_probe_request *request, const struct star
     setpgid(child, child); /* whoever of both is first */
     size_t bytes = read_record(ends[0], record, limit_ms);
     close(ends[0]);
-    bool ended = bytes != SIZE_MAX && wait_end(child, limit_ms, &status);
+    bool ended = bytes != SIZE_MAX && epo_child_ended(child, limit_ms, &status);
     /* Also what it left behind in its group. */
     kill(-child, SIGKILL);
     if (!ended) {
-        ended = wait_end(child, now_ms() + AFTER_KILL_MS, &status);
+        ended = epo_child_ended(child, epo_child_clock() + AFTER_KILL_MS, &status);
         bytes = SIZE_MAX;
     }
     return judge(request, bytes, ended, status);

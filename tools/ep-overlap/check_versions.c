@@ -5,6 +5,7 @@
 #define _GNU_SOURCE /* pipe2 */
 #include "check.h"
 
+#include "core/child.h"
 #include "probe/elf.h"
 
 #include <errno.h>
@@ -19,7 +20,6 @@
 #include <strings.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #define COMMAND_MS 5000
@@ -156,22 +156,6 @@ static void find_plugstack(check_versions *v) {
         (void)read_folder(*f, v);
 }
 
-/* True when the child has ended within the limit; else it is killed. */
-static bool wait_end(pid_t child, int *status) {
-    const struct timespec pause = {0, 1000000};
-    struct timespec now, begin;
-    clock_gettime(CLOCK_MONOTONIC, &begin);
-    do {
-        pid_t got = waitpid(child, status, WNOHANG);
-        if (got != 0 && !(got < 0 && errno == EINTR))
-            return got == child;
-        nanosleep(&pause, NULL);
-        clock_gettime(CLOCK_MONOTONIC, &now);
-    } while (now.tv_sec - begin.tv_sec <= COMMAND_MS / 1000);
-    kill(child, SIGKILL);
-    return false;
-}
-
 /* The first line that the command prints; false when it fails or takes too long. */
 static bool ask(const char *program, char *text, size_t room) {
     char *arguments[] = {(char *)(uintptr_t)program, (char *)(uintptr_t) "-V", NULL};
@@ -201,7 +185,9 @@ static bool ask(const char *program, char *text, size_t room) {
         return false;
     if (got <= 0)
         kill(child, SIGKILL);
-    bool ended = wait_end(child, &status);
+    bool ended = epo_child_ended(child, epo_child_clock() + COMMAND_MS, &status);
+    if (!ended)
+        kill(child, SIGKILL);
     return got > 0 && ended && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
