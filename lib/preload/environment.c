@@ -231,10 +231,8 @@ bool epo_environment_place(epo_group_config *config) {
     if (resolve_ranks(&c) != EPO_OK || check_members(&c) != EPO_OK)
         return false;
     plain.timeout_s = c.timeout_s >= 0 && c.timeout_s <= TIMEOUT_MAX ? c.timeout_s : 0;
-    if (resolve_numbers(&plain) != EPO_OK)
-        plain.timeout_s = 600;
-    c.timeout_s = plain.timeout_s;
-    c.warn_s = 30;
+    c.timeout_s = resolve_numbers(&plain) == EPO_OK ? plain.timeout_s : 0; /* 0: the engine's own */
+    c.warn_s = 0;
     *config = c;
     return true;
 }

@@ -32,8 +32,7 @@ const char *mode_name(intercept_mode mode) { return names[mode]; }
 
 static bool is_folder(const char *record) {
     record_window window;
-    return record != NULL && *record != '\0' && strcmp(record, "0") != 0 &&
-           strcmp(record, "1") != 0 && !record_window_parse(record, &window);
+    return strcmp(record, "1") != 0 && !record_window_parse(record, &window);
 }
 
 /* The program may be in another folder when it ends. */
@@ -56,10 +55,9 @@ static void read_environment(void) {
             known = true;
         }
     context.unknown = known ? NULL : strdup(word);
-    if (is_folder(record))
-        context.record = from_here(record);
-    else if (record != NULL && *record != '\0' && strcmp(record, "0") != 0)
-        context.record = "";
+    if (record == NULL || *record == '\0' || strcmp(record, "0") == 0)
+        return;
+    context.record = is_folder(record) ? from_here(record) : "";
 }
 
 static void tell_unknown(void) {
