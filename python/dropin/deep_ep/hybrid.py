@@ -45,6 +45,13 @@ def to_rows(x: Optional[torch.Tensor], rows: int) -> Optional[torch.Tensor]:
     return torch.cat((x, x.new_zeros(rows - x.shape[0], *x.shape[1:])))
 
 
+def _way_of(call: str, handle: Any) -> Way:
+    if not handle or not isinstance(handle[0], Way):
+        raise ValueError("%s: found %r, a handle is needed, of a dispatch_with_permute" % (call, handle))
+    way: Way = handle[0]
+    return way
+
+
 class HybridEPBuffer:
     """The two calls with permutation, which Megatron-Core makes; everything runs on the current stream.
 
@@ -165,8 +172,7 @@ class HybridEPBuffer:
         if num_permuted_tokens is not None and int(num_permuted_tokens) < 0:
             raise ValueError("dispatch_with_permute: found num_permuted_tokens %d, allowed is a number from 0" % num_permuted_tokens)
         if handle is not None:
-            if not handle or not isinstance(handle[0], Way):
-                raise ValueError("dispatch_with_permute: found %r, a handle is needed, of a dispatch_with_permute" % (handle,))
+            _way_of("dispatch_with_permute", handle)
             pack.need("dispatch_with_permute", "probs", probs, (handle[0].experts.shape[0], handle[2]))
         with torch.no_grad():
             if handle is None:
@@ -204,9 +210,7 @@ class HybridEPBuffer:
         """rows by expert bf16 [N, H] (or as many as came out) -> [T, H], the unweighted sum in float32, rounded once;
         probs float32 [N] -> float32 [T, E] (0 where a token has no such expert) or None. Raises as the dispatch.
         [collective]"""
-        if not handle or not isinstance(handle[0], Way):
-            raise ValueError("combine_with_unpermute: found %r, a handle is needed, of a dispatch_with_permute" % (handle,))
-        way = handle[0]
+        way = _way_of("combine_with_unpermute", handle)
         with torch.no_grad():
             plan = self._plan(way, hidden.shape[1], hidden.dtype)
             for name, given in (("hidden", hidden), ("probs", probs)):
